@@ -1,0 +1,1 @@
+"""Where processes run: roles and their placement, the local supervisor."""

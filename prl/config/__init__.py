@@ -1,0 +1,1 @@
+"""Configuration: the schema (one source of truth per field), composition, checks, error wording."""

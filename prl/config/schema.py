@@ -1,0 +1,171 @@
+"""The jobs' top-level schemas and the table of config groups.
+
+A group is a discriminated union: the `name` of a group's node picks its dataclass in `GROUPS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from prl.config import algo, loss, serving, sources, training
+from prl.config.fields import opt
+
+
+@dataclass
+class RunConfig:
+    """Identity of the run."""
+
+    name: str | None = opt(None, "Name and directory of the run; null = <envs>--<model>--<short id>.")
+    resume: str | None = opt(
+        None, "`latest`, a step of this run, or a checkpoint directory (`.../checkpoints/step_N`)."
+    )
+    clean: bool = opt(False, "Delete an existing run of this name first.")
+    tags: dict[str, str] = opt(factory=dict, doc="Tags of the MLflow run.")
+
+
+@dataclass
+class RolloutSamplingConfig:
+    """How training completions are sampled."""
+
+    temperature: float = opt(1.0, "Sampling temperature; the learner divides logits by it.", gt=0, le=2)
+    top_p: float = opt(1.0, "Nucleus sampling; 1 = off, as the learner assumes.", gt=0, le=1)
+    top_k: int = opt(-1, "Top-k sampling; -1 = off, as the learner assumes.", ge=-1)
+    max_tokens: int | None = opt(None, "Longest completion of one turn; null = what the context leaves.", ge=1)
+
+
+@dataclass
+class RolloutConfig:
+    """How rollouts become batches."""
+
+    batch_size: int = opt(128, "Rollouts per training step.", ge=1)
+    group_size: int = opt(8, "Rollouts per task.", ge=1)
+    max_off_policy_steps: int = opt(8, "Oldest policy version trained on, in steps behind the batch.", ge=0)
+    max_inflight: int | None = opt(None, "Rollouts in flight at most; null = `batch_size`.", ge=1)
+    constant_batch_size: bool = opt(True, "Refill a batch that lost rollouts without credit; false = shrink it.")
+    sampling: RolloutSamplingConfig = opt(factory=RolloutSamplingConfig, doc="Sampling of training rollouts.")
+
+
+@dataclass
+class LogConfig:
+    """What the terminal and the log files show."""
+
+    level: str = opt("info", "Log level.", choices=("debug", "info", "warning", "error"))
+    display: str = opt(
+        "auto", "Live table, plain lines, or nothing; auto = live on a terminal.", choices=("auto", "live", "plain", "none")
+    )
+
+
+@dataclass
+class RlConfig:
+    """`prl rl`: asynchronous reinforcement learning."""
+
+    algo: Any = opt(doc="Which credit a rollout earns.")
+    loss: Any = opt(doc="Trust region of every policy-gradient token.")
+    model: training.ModelConfig = opt(factory=training.ModelConfig, doc="The policy.")
+    env: dict[str, sources.EnvConfig] = opt(factory=dict, doc="Environments by name.")
+    rollout: RolloutConfig = opt(factory=RolloutConfig, doc="How rollouts become batches.")
+    optim: Any = opt(doc="Optimizer.")
+    scheduler: Any = opt(doc="Learning-rate schedule.")
+    zero: training.ZeroConfig = opt(factory=training.ZeroConfig, doc="DeepSpeed ZeRO.")
+    trainer: training.TrainerConfig = opt(factory=training.TrainerConfig, doc="The training step.")
+    inference: Any = opt(doc="Which engine samples.")
+    sync: serving.SyncConfig = opt(factory=serving.SyncConfig, doc="How weights reach the engines.")
+    cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
+    ckpt: training.CkptConfig = opt(factory=training.CkptConfig, doc="Checkpoints.")
+    tracking: Any = opt(doc="Where metrics go.")
+    run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
+    log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
+    max_steps: int | None = opt(30, "Last step (absolute, also on resume); null = forever.", ge=1)
+    seed: int = opt(0, "Seed of initialisation, tasks and sampling.", ge=0)
+    output_dir: str = opt("outputs", "Parent of all runs.")
+    dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
+
+
+@dataclass
+class SftDataConfig:
+    """Training data of `prl sft`."""
+
+    name: str = opt(doc="Which data.")
+    batch_size: int = opt(32, "Samples per step.", ge=1)
+
+
+@dataclass
+class WarmStartDataConfig(SftDataConfig):
+    """Generated answers to the tiny model's tasks, most of them without the format that RL then teaches."""
+
+    name: str = "warm_start"
+    format_share: float = opt(0.3, "Share of the answers that carry the format.", ge=0, le=1)
+    arithmetic_share: float = opt(0.15, "Share of sums among the tasks.", ge=0, le=1)
+
+
+@dataclass
+class SftConfig:
+    """`prl sft`: supervised fine-tuning on the trainer of `prl rl`."""
+
+    data: Any = opt(doc="Training data.")
+    model: training.ModelConfig = opt(factory=training.ModelConfig, doc="The model.")
+    optim: Any = opt(doc="Optimizer.")
+    scheduler: Any = opt(doc="Learning-rate schedule.")
+    zero: training.ZeroConfig = opt(factory=training.ZeroConfig, doc="DeepSpeed ZeRO.")
+    trainer: training.TrainerConfig = opt(factory=training.TrainerConfig, doc="The training step.")
+    cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
+    ckpt: training.CkptConfig = opt(factory=training.CkptConfig, doc="Checkpoints.")
+    tracking: Any = opt(doc="Where metrics go.")
+    run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
+    log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
+    max_steps: int | None = opt(250, "Last step (absolute, also on resume).", ge=1)
+    seed: int = opt(0, "Seed of initialisation and data order.", ge=0)
+    output_dir: str = opt("outputs", "Parent of all runs.")
+    dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
+
+
+@dataclass
+class ExportConfig:
+    """`prl export`: a checkpoint as safetensors that `from_pretrained` loads."""
+
+    run: str = opt(doc="Run directory or checkpoint directory.")
+    step: int | None = opt(None, "Step to export; null = the newest complete one.", ge=1)
+    out: str | None = opt(None, "Where to write; null = `weights/` in the checkpoint.")
+    dtype: str = opt("float32", "Type of the exported weights.", choices=("float32", "bfloat16", "float16"))
+    shard_bytes: int = opt(5_000_000_000, "Largest file, bytes.", ge=1)
+
+
+JOBS: dict[str, type] = {"rl": RlConfig, "sft": SftConfig, "export": ExportConfig}
+
+GROUPS: dict[str, dict[str, type]] = {
+    "algo": {
+        "grpo": algo.GrpoConfig,
+        "max_rl": algo.MaxRlConfig,
+        "rae": algo.RaeConfig,
+        "hierarchical_grpo": algo.HierarchicalGrpoConfig,
+        "opd": algo.OpdConfig,
+        "opsd": algo.OpsdConfig,
+        "sft": algo.SftAlgoConfig,
+        "echo": algo.EchoConfig,
+    },
+    "loss": {
+        "ipo": loss.IpoConfig,
+        "icepop": loss.IcePopConfig,
+        "ppo": loss.PpoConfig,
+        "cispo": loss.CispoConfig,
+        "custom": loss.CustomLossConfig,
+    },
+    "optim": {
+        "adamw": training.AdamWConfig,
+        "sgd": training.SgdConfig,
+        "muon": training.MuonConfig,
+        "sign_sgd": training.SignSgdConfig,
+    },
+    "scheduler": {
+        "constant": training.SchedulerConfig,
+        "linear": training.LinearConfig,
+        "cosine": training.CosineConfig,
+    },
+    "inference": {"embedded": serving.EmbeddedConfig, "external": serving.ExternalConfig},
+    "sync": {"filesystem": serving.SyncConfig},
+    "cluster": {"local": serving.ClusterConfig},
+    "tracking": {"none": serving.TrackingConfig, "mlflow": serving.MlflowConfig},
+    "data": {"warm_start": WarmStartDataConfig},
+}
+"""Group -> `name` of the node -> its schema."""
