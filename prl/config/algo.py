@@ -45,7 +45,9 @@ class GrpoConfig(AlgoConfig):
     length_penalty: LengthPenaltyConfig | None = opt(None, "Linear length penalty; null = none.")
     length_weighted_baseline: bool = opt(False, "Weight the baseline by sampled tokens.")
     loss_aggregation: str = opt(
-        "token", "Weight of a token: 1, or 1 / sampled tokens of its prompt's group.", choices=("token", "prompt")
+        "token",
+        "Weight of a token: 1, or 1 / sampled tokens of its prompt's group.",
+        choices=("token", "prompt"),
     )
 
 
@@ -121,6 +123,8 @@ class EchoConfig(GrpoConfig):
 
     name: str = "echo"
     roles: dict[str, EchoRoleConfig] = opt(
-        factory=lambda: {"tool": EchoRoleConfig()}, doc="Roles that are learned; setting any replaces the table."
+        factory=lambda: {"tool": EchoRoleConfig()},
+        doc="Roles that are learned; setting any replaces the table.",
+        replaced=True,
     )
     filter: EchoFilterConfig | None = opt(None, "Removes tokens by a user function.")

@@ -18,13 +18,15 @@ def opt(
     lt: float | None = None,
     le: float | None = None,
     choices: tuple[Any, ...] | None = None,
+    replaced: bool = False,
 ) -> Any:
     """A dataclass field that knows its doc and its valid range.
 
     Without `default` and `factory` the field is mandatory (`???` in Hydra). The bounds apply to numbers
-    and to each entry of a list of numbers; numbers must be finite in any case.
+    and to each entry of a list of numbers; numbers must be finite in any case. A `replaced` table does not
+    merge: what the user sets replaces the default as a whole.
     """
-    bounds = {"gt": gt, "ge": ge, "lt": lt, "le": le, "choices": choices}
+    bounds = {"gt": gt, "ge": ge, "lt": lt, "le": le, "choices": choices, "replaced": replaced or None}
     metadata = {"doc": doc, **{name: bound for name, bound in bounds.items() if bound is not None}}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)

@@ -25,7 +25,9 @@ def load_resolved(path: Path) -> tuple[str, Any]:
 
 def dump_resolved(command: str, config: Any) -> str:
     """YAML text of a typed config; `load_resolved` gives it back."""
-    return yaml.safe_dump({"command": command, **dataclasses.asdict(config)}, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(
+        {"command": command, **dataclasses.asdict(config)}, sort_keys=False, allow_unicode=True
+    )
 
 
 def build(schema: type[T], tree: dict[str, Any]) -> T:

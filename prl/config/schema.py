@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from prl.config import algo, loss, serving, sources, training
+from prl.config import algo, curriculum, loss, serving, sources, training
 from prl.config.fields import opt
 
 
@@ -31,7 +31,9 @@ class RolloutSamplingConfig:
     temperature: float = opt(1.0, "Sampling temperature; the learner divides logits by it.", gt=0, le=2)
     top_p: float = opt(1.0, "Nucleus sampling; 1 = off, as the learner assumes.", gt=0, le=1)
     top_k: int = opt(-1, "Top-k sampling; -1 = off, as the learner assumes.", ge=-1)
-    max_tokens: int | None = opt(None, "Longest completion of one turn; null = what the context leaves.", ge=1)
+    max_tokens: int | None = opt(
+        None, "Longest completion of one turn; null = what the context leaves.", ge=1
+    )
 
 
 @dataclass
@@ -42,7 +44,9 @@ class RolloutConfig:
     group_size: int = opt(8, "Rollouts per task.", ge=1)
     max_off_policy_steps: int = opt(8, "Oldest policy version trained on, in steps behind the batch.", ge=0)
     max_inflight: int | None = opt(None, "Rollouts in flight at most; null = `batch_size`.", ge=1)
-    constant_batch_size: bool = opt(True, "Refill a batch that lost rollouts without credit; false = shrink it.")
+    constant_batch_size: bool = opt(
+        True, "Refill a batch that lost rollouts without credit; false = shrink it."
+    )
     sampling: RolloutSamplingConfig = opt(factory=RolloutSamplingConfig, doc="Sampling of training rollouts.")
 
 
@@ -52,7 +56,9 @@ class LogConfig:
 
     level: str = opt("info", "Log level.", choices=("debug", "info", "warning", "error"))
     display: str = opt(
-        "auto", "Live table, plain lines, or nothing; auto = live on a terminal.", choices=("auto", "live", "plain", "none")
+        "auto",
+        "Live table, plain lines, or nothing; auto = live on a terminal.",
+        choices=("auto", "live", "plain", "none"),
     )
 
 
@@ -64,6 +70,7 @@ class RlConfig:
     loss: Any = opt(doc="Trust region of every policy-gradient token.")
     model: training.ModelConfig = opt(factory=training.ModelConfig, doc="The policy.")
     env: dict[str, sources.EnvConfig] = opt(factory=dict, doc="Environments by name.")
+    curriculum: Any = opt(doc="Which task comes next.")
     rollout: RolloutConfig = opt(factory=RolloutConfig, doc="How rollouts become batches.")
     optim: Any = opt(doc="Optimizer.")
     scheduler: Any = opt(doc="Learning-rate schedule.")
@@ -167,5 +174,9 @@ GROUPS: dict[str, dict[str, type]] = {
     "cluster": {"local": serving.ClusterConfig},
     "tracking": {"none": serving.TrackingConfig, "mlflow": serving.MlflowConfig},
     "data": {"warm_start": WarmStartDataConfig},
+    "curriculum": {
+        "standard": curriculum.StandardConfig,
+        "difficulty_pool": curriculum.DifficultyPoolConfig,
+    },
 }
 """Group -> `name` of the node -> its schema."""

@@ -10,9 +10,11 @@ from prl.config.fields import opt
 
 @dataclass
 class SamplingConfig:
-    """How completions are sampled. A null field of an environment takes the run's value (`rollout.sampling`)."""
+    """How completions are sampled. A null field takes the run's value (`rollout.sampling`)."""
 
-    temperature: float | None = opt(None, "Sampling temperature; the learner divides logits by it.", gt=0, le=2)
+    temperature: float | None = opt(
+        None, "Sampling temperature; the learner divides logits by it.", gt=0, le=2
+    )
     top_p: float | None = opt(None, "Nucleus sampling (1 = off).", gt=0, le=1)
     top_k: int | None = opt(None, "Top-k sampling (-1 = off).", ge=-1)
     max_tokens: int | None = opt(None, "Longest completion of one turn, tokens.", ge=1)
@@ -29,6 +31,7 @@ class EnvConfig:
     group_size: int | None = opt(None, "Rollouts per task; null = `rollout.group_size`.", ge=1)
     sampling: SamplingConfig = opt(factory=SamplingConfig, doc="Overrides of `rollout.sampling`.")
     algo: Any = opt(None, "This environment's own algorithm; null = the run's.")
+    curriculum: Any = opt(None, "Which of its tasks comes next; null = the run's.")
     min_abs_advantage: float = opt(0.0, "Tokens with |advantage| up to this earn no credit.", ge=0)
     workers: int = opt(1, "Worker processes of the environment server.", ge=1)
     timeout: float = opt(300.0, "Seconds one episode may take.", gt=0)

@@ -13,7 +13,8 @@ class ModelConfig:
 
     name: str = opt(doc="Name under which engines serve the policy.")
     path: str | None = opt(
-        None, "Directory with Hugging Face weights and tokenizer, a run directory, or null for the bundled ones."
+        None,
+        "Directory with Hugging Face weights and tokenizer, a run directory, or null for the bundled ones.",
     )
     renderer: str = opt(
         "auto", "How messages become tokens: auto, a family name of `renderers`, or `package.module:Class`."
@@ -113,7 +114,9 @@ class TrainerConfig:
     lm_head_chunk: int = opt(8192, "Tokens per chunk of the LM head; 0 = whole rows.", ge=0)
     attn: str = opt("auto", "Attention kernel.", choices=("auto", "sdpa", "flex", "flash"))
     dtype: str = opt(
-        "auto", "Compute type; auto = bfloat16 on GPUs, float32 on CPUs.", choices=("auto", "float32", "bfloat16")
+        "auto",
+        "Compute type; auto = bfloat16 on GPUs, float32 on CPUs.",
+        choices=("auto", "float32", "bfloat16"),
     )
     recompute: str = opt("none", "Activation recomputation.", choices=("none", "full"))
     compile: bool = opt(False, "torch.compile each layer.")

@@ -1,0 +1,155 @@
+"""`prl rl` and `prl sft` from a checked config to an exit code: plan, place, supervise, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from launchers.interrupts import Interrupts
+from launchers.local import Outcome, supervise
+from launchers.placement import Role, format_table, place, visible_gpus
+from launchers.role import LOG_FORMAT, LOG_TIME
+from launchers.run_directory import RunPlan, append_status, open_run, plan_run
+from launchers.summary import failure_report, summary
+from launchers.sweep import sweep_directory, task_overrides
+from prl.config.describe import describe_plan
+from prl.run_dir import RunDir
+from prl.tracking.board import Board
+from prl.tracking.display import Display
+from prl.tracking.mlflow_run import Facts
+from prl.tracking.mlflow_store import Store, find_store
+from prl.tracking.mlflow_writer import MlflowWriter
+
+REFUSED = 2
+FLUSH_SECONDS = {"FINISHED": 30.0, "FAILED": 8.0, "KILLED": 8.0}
+"""How long after its end a run waits for the tracker to take what is left, by how it ended."""
+
+
+def launch_rl(config: Any, command_line: str | list[str]) -> int:
+    """Run `prl rl` to its end; the exit code (0 done, 1 failed, 2 refused, 128 + signal when stopped)."""
+    return launch("rl", config, command_line)
+
+
+def launch_sft(config: Any, command_line: str | list[str]) -> int:
+    """Run `prl sft` to its end; exit codes as `launch_rl`."""
+    return launch("sft", config, command_line)
+
+
+def launch(command: str, config: Any, command_line: str | list[str]) -> int:
+    """Plan, and unless it is a dry run, make the run directory and run every role of the placement.
+
+    `command_line`: the words of the command, or the command as typed in a shell.
+    """
+    words = shlex.split(command_line) if isinstance(command_line, str) else command_line
+    try:
+        plan = plan_run(config)
+        gpus = visible_gpus(os.environ)
+        roles = place(command, config, RunDir(plan.path).resolved_config, gpus)
+    except ValueError as error:
+        return _refuse(error)
+    print(describe_plan(config), f"devices      {_devices(roles)}", plan.origin(), sep="\n", flush=True)
+    if config.dry_run:
+        print(format_table(roles), "dry run: nothing was started, nothing was written", sep="\n")
+        return 0
+    if config.max_steps is not None and plan.resume_step >= config.max_steps:
+        print(f"{plan.path} is at step {plan.resume_step} of {config.max_steps}: there is nothing to do")
+        return 0
+    with contextlib.ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        try:
+            run = stack.enter_context(open_run(command, config, plan, words))
+        except ValueError as error:
+            return _refuse(error)
+        stack.enter_context(_launcher_log(run, config.log.level))
+        return Attempt(command, config, plan, run, words, interrupts).execute(gpus)
+
+
+@dataclass
+class Attempt:
+    """One launch at a run whose directory is open."""
+
+    command: str
+    config: Any
+    plan: RunPlan
+    run: RunDir
+    command_line: list[str]
+    interrupts: Interrupts
+
+    def execute(self, gpus: list[str]) -> int:
+        """Run the roles with everything around them; the exit code."""
+        append_status(self.run, "started", [self.plan.origin()])
+        roles = place(self.command, self.config, self.run.resolved_config, gpus)
+        display = Display(self.config.log.display, self.run.metrics, self.config.max_steps)
+        display.start()
+        display.note(f"starting {', '.join(role.name for role in roles)}; logs in {self.run.logs}")
+        store = self._store()
+        writer = self._start_writer(store, display.note)
+        outcome = Outcome(1, "FAILED", "the launcher itself failed")
+        try:
+            hurry = writer.hurry if writer else lambda: None
+            outcome = supervise(roles, self.run, self.config.cluster.grace, self.interrupts, hurry)
+        finally:
+            display.close()
+            self._tell_failure(outcome)
+            if writer:
+                patience = FLUSH_SECONDS[outcome.status] - (time.monotonic() - outcome.at)
+                writer.close(outcome.status, max(1.0, patience), self.interrupts.since_now())
+        self._tell_end(outcome, display.board, store)
+        return outcome.code
+
+    def _store(self) -> Store | None:
+        tracking = self.config.tracking
+        return find_store(tracking.uri, self.plan.path.parent) if tracking.name == "mlflow" else None
+
+    def _start_writer(self, store: Store | None, say: Callable[[str], None]) -> MlflowWriter | None:
+        if store is None:
+            return None
+        overrides = task_overrides(self.command_line)
+        facts = Facts(self.run, self.command, self.config, overrides, sweep_directory())
+        writer = MlflowWriter(facts, store, say)
+        writer.start()
+        return writer
+
+    def _tell_failure(self, outcome: Outcome) -> None:
+        if outcome.status == "FAILED":
+            print(failure_report(outcome, self.run), file=sys.stderr, flush=True)
+
+    def _tell_end(self, outcome: Outcome, board: Board, store: Store | None) -> None:
+        text = summary(outcome, self.run, self.plan, board, store.ui_command if store else None)
+        append_status(self.run, f"ended: {outcome.status}", [outcome.reason, f"step {board.trained_step}"])
+        print(text, flush=True)
+
+
+def _refuse(error: ValueError) -> int:
+    print(error, file=sys.stderr)
+    return REFUSED
+
+
+def _devices(roles: list[Role]) -> str:
+    """`inference 0, trainer/0 1`, or `cpu`."""
+    placed = [f"{role.name} on GPU {','.join(role.devices)}" for role in roles if role.devices]
+    return ", ".join(placed) or "cpu"
+
+
+@contextlib.contextmanager
+def _launcher_log(run: RunDir, level: str) -> Iterator[None]:
+    """The launcher's own log file, beside those of the roles; the tracker's complaints go there too."""
+    handler = logging.FileHandler(run.log_file("launcher"))
+    handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_TIME))
+    loggers = [logging.getLogger(name) for name in ("launchers", "prl", "mlflow", "alembic", "urllib3")]
+    for logger in loggers:
+        logger.setLevel(level.upper() if logger.name in ("launchers", "prl") else logging.WARNING)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,214 @@
+"""The run directory's life: reuse rules, attempts, and what a resume makes stale.
+
+`plan_run` only looks and refuses; `open_run` writes, below the run's own directory and nowhere else, and
+holds a lock on it for as long as the launcher lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prl.checkpoint.marker import read_step
+from prl.checkpoint.resolve import resolve_resume
+from prl.checkpoint.retention import complete_steps, set_aside
+from prl.config.load import dump_resolved
+from prl.run_dir import RunDir
+from prl.tracking.reader import append_attempt_marker
+
+LOCK_FILE = ".lock"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a launch will do, and to which directory. `resume_step` is 0 when it starts from scratch."""
+
+    path: Path
+    checkpoints: Path
+    checkpoint: Path | None
+    resume_step: int
+    clean: bool
+
+    @property
+    def continues(self) -> bool:
+        """Whether the run directory holds earlier attempts of the same run."""
+        return not self.clean and is_run(self.path)
+
+    def origin(self) -> str:
+        if self.checkpoint is None:
+            return "starts from scratch"
+        return f"resumes from step {self.resume_step}: {self.checkpoint}"
+
+
+def plan_run(config: Any) -> RunPlan:
+    """Where a run lives and where it resumes; writes nothing.
+
+    Raises ValueError when the name is taken (and neither resumed nor cleaned), when there is nothing to
+    resume, or when cleaning would delete something that is not a run below `output_dir`.
+    """
+    path = _absolute(config.output_dir) / config.run.name
+    checkpoints = _absolute(config.ckpt.dir) if config.ckpt.dir else RunDir(path).checkpoints
+    checkpoint = resolve_resume(config.run.resume, checkpoints)
+    if checkpoint is not None:
+        checkpoint = checkpoint.resolve()
+    step = read_step(checkpoint) if checkpoint else 0
+    plan = RunPlan(path, checkpoints, checkpoint, step, config.run.clean)
+    _check_checkpoints(plan)
+    if _occupied(path):
+        _check_cleanable(plan) if plan.clean else _check_continues(plan)
+    return plan
+
+
+@contextlib.contextmanager
+def open_run(command: str, config: Any, plan: RunPlan, command_line: list[str]) -> Iterator[RunDir]:
+    """Make the next attempt of the planned run and hold the run's lock until the block ends.
+
+    `config` gets what is now settled: absolute directories and the checkpoint to resume from.
+    Raises ValueError if another launch was quicker or still runs.
+    """
+    continues = plan.continues
+    if plan.clean and plan.path.exists():
+        _delete_run(plan.path)
+    plan.path.mkdir(parents=True, exist_ok=True)
+    with _locked(plan.path):
+        if not continues and _occupied(plan.path):
+            raise ValueError(f"run.name = {plan.path.name}: another launch has just taken {plan.path}")
+        run = _new_attempt(plan.path)
+        config.output_dir = str(plan.path.parent)
+        config.ckpt.dir = str(plan.checkpoints) if config.ckpt.dir else None
+        config.run.resume = str(plan.checkpoint) if plan.checkpoint else None
+        if continues:
+            _set_aside_newer(run, plan)
+        run.resolved_config.write_text(dump_resolved(command, config))
+        (run.configs / "command.txt").write_text(_describe_command(command_line))
+        _point_latest(run.logs)
+        _point_latest(run.configs)
+        yield run
+
+
+def is_run(path: Path) -> bool:
+    """Whether some launch made a run of the directory `path`."""
+    return any((path / "configs").glob("attempt_*"))
+
+
+def append_status(run: RunDir, event: str, notes: list[str]) -> None:
+    """Add a dated entry to the run's STATUS.md; earlier ones are never changed. Empty notes are left out."""
+    path = run.path / "STATUS.md"
+    head = "" if path.exists() else f"# {run.path.name}\n"
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    entry = "".join(f"- {note}\n" for note in notes if note)
+    with path.open("a") as file:
+        file.write(f"{head}\n## {stamp}: attempt {run.attempt} {event}\n\n{entry}")
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+def _occupied(path: Path) -> bool:
+    """Something is there. An empty directory, or one that a launch left before it made anything, is free."""
+    return path.exists() and (not path.is_dir() or any(entry.name != LOCK_FILE for entry in path.iterdir()))
+
+
+def _check_checkpoints(plan: RunPlan) -> None:
+    """A run from scratch would mix its checkpoints with those of another."""
+    elsewhere = plan.path not in plan.checkpoints.parents
+    if plan.checkpoint is None and elsewhere and complete_steps(plan.checkpoints):
+        raise ValueError(
+            f"ckpt.dir = {plan.checkpoints}: it holds checkpoints of another run. "
+            "Resume one of them by run.resume=..., or choose another ckpt.dir."
+        )
+
+
+def _check_continues(plan: RunPlan) -> None:
+    name, path = plan.path.name, plan.path
+    if plan.checkpoint is None:
+        raise ValueError(
+            f"run.name = {name}: {path} exists. "
+            "Continue it by run.resume=latest, replace it by run.clean=true, or choose another run.name."
+        )
+    if not is_run(path):
+        raise ValueError(f"run.name = {name}: {path} exists and is not a run. Choose another run.name.")
+    if plan.checkpoint.parent != plan.checkpoints:
+        raise ValueError(
+            f"run.resume = {plan.checkpoint}: this checkpoint is not of the run {path}, which exists. "
+            "Choose a new run.name for the fork, or replace the run by run.clean=true."
+        )
+
+
+def _check_cleanable(plan: RunPlan) -> None:
+    path, fault = plan.path, None
+    if path.is_symlink() or path.resolve().parent != path.parent:
+        fault = f"{path} does not lie in output_dir ({path.parent})"
+    elif not is_run(path):
+        fault = f"{path} is not a run (it has no configs/attempt_1)"
+    elif plan.checkpoint and path in plan.checkpoint.parents:
+        fault = f"it would delete the checkpoint to resume from, {plan.checkpoint}"
+    if fault:
+        raise ValueError(f"run.clean = true: {fault}. Nothing was deleted; choose another run.name.")
+
+
+def _delete_run(path: Path) -> None:
+    """Moved away first, so that no half-deleted run is ever seen under its name."""
+    doomed = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.deleting")
+    with _locked(path):
+        path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The run's lock; the system releases it however this process ends."""
+    with (path / LOCK_FILE).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"run.name = {path.name}: another launcher is at work in {path}") from None
+        yield
+
+
+def _new_attempt(path: Path) -> RunDir:
+    """The next free attempt number; making its directory is the claim."""
+    taken = [int(entry.name.removeprefix("attempt_")) for entry in path.glob("*/attempt_*")]
+    attempt = max(taken, default=0) + 1
+    while True:
+        run = RunDir(path, attempt)
+        try:
+            run.configs.mkdir(parents=True)
+        except FileExistsError:
+            attempt += 1
+            continue
+        run.logs.mkdir(parents=True)
+        return run
+
+
+def _set_aside_newer(run: RunDir, plan: RunPlan) -> None:
+    """Weights in flight are gone with the processes that knew them; what follows the resume step is void."""
+    if run.broadcasts.exists():
+        shutil.rmtree(run.broadcasts)
+    set_aside(plan.checkpoints, plan.resume_step)
+    for stream in sorted(run.metrics.glob("*.jsonl")):
+        append_attempt_marker(stream, run.attempt, plan.resume_step)
+
+
+def _point_latest(attempt: Path) -> None:
+    """`latest` beside `attempt` points at it; readers see the old link or the new one."""
+    temporary = attempt.with_name(f".latest.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(attempt.name)
+    temporary.replace(attempt.with_name("latest"))
+
+
+def _describe_command(command_line: list[str]) -> str:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    return f"{shlex.join(command_line)}\n# {stamp}, {socket.gethostname()}, in {Path.cwd()}\n"

@@ -1,0 +1,76 @@
+"""`python -m prl [command] overrides...`: composes, checks, and hands the config to the command's job.
+
+Exit codes: 0 done, 2 the configuration was refused, anything else from the job.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from prl.config.command_line import CommandLine, parse
+from prl.config.errors import ConfigErrors
+
+COMMANDS = {
+    "rl": "launchers.run:launch_rl",
+    "sft": "launchers.run:launch_sft",
+    "export": "prl.checkpoint.export:run",
+}
+"""Command -> where its job lives; imported when the configuration has been accepted."""
+
+REFUSED = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(parse(words, list(COMMANDS)), words)
+    except ConfigErrors as errors:
+        print(errors, file=sys.stderr)
+        return REFUSED
+
+
+def _run(line: CommandLine, words: Sequence[str]) -> int:
+    if "--version" in line.flags:
+        return _print_version()
+    if "--help" in line.flags:
+        from prl.config.reference import help_text
+
+        print(help_text(line.command, list(COMMANDS), line.config_dirs))
+        return 0
+    if line.hydra_flags or line.multirun:
+        from prl.config import hydra_app
+
+        return hydra_app.sweep(line, _job(line.command, words)) if line.multirun else hydra_app.show(line)
+    from prl.config.compose import compose_job
+
+    config = compose_job(line.command, line.overrides, line.config_dirs, line.config_name)
+    return _job(line.command, words)(config)
+
+
+def _job(command: str, words: Sequence[str]) -> Any:
+    """The function that runs a config of `command` and gives an exit code."""
+
+    def job(config: Any) -> int:
+        module, _, function = COMMANDS[command].partition(":")
+        run = getattr(importlib.import_module(module), function)
+        if command == "export":
+            return int(run(config))
+        return int(run(config, shlex.join(["python", "-m", "prl", *words])))
+
+    return job
+
+
+def _print_version() -> int:
+    from prl import __version__
+
+    print(f"prl {__version__}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Rules between fields: which apply to which job. Each is a small function that yields what it finds.
+
+Rules about one field alone (bounds, choices, types) live with the field in the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from prl.config import rules_rl as rl
+from prl.config import rules_training as training
+from prl.config.errors import Problem
+from prl.config.schema import ExportConfig
+
+Rule = Callable[[Any], Iterator[Problem]]
+
+
+def check(command: str, config: Any) -> list[Problem]:
+    """Problems and warnings of a typed config of `command`, each once."""
+    found: list[Problem] = []
+    for rule in RULES[command]:
+        for problem in rule(config):
+            if problem not in found:
+                found.append(problem)
+    return found
+
+
+def export_has_a_source(config: ExportConfig) -> Iterator[Problem]:
+    if not Path(config.run).expanduser().is_dir():
+        yield Problem(
+            "run", config.run, "no such directory", "Give a run directory, e.g. run=outputs/<run.name>."
+        )
+
+
+TRAINING_RULES: list[Rule] = [
+    training.model_is_there,
+    training.renderer_is_named,
+    training.schedule_fits_the_run,
+    training.zero_stage_allows,
+    training.betas_are_two,
+    training.checkpoints_happen,
+    training.tracking_store_is_safe,
+    training.run_has_a_place,
+    training.resume_is_clear,
+]
+
+RULES: dict[str, list[Rule]] = {
+    "rl": [
+        rl.environments_are_named,
+        rl.batches_hold_whole_groups,
+        rl.groups_fit_in_flight,
+        rl.groups_have_peers,
+        rl.sampling_is_what_the_learner_models,
+        rl.completions_leave_room,
+        rl.rows_hold_the_context,
+        rl.algorithms_are_complete,
+        rl.token_weights_agree,
+        rl.distillation_samples_at_one,
+        rl.loss_bounds_are_ordered,
+        rl.curricula_are_sound,
+        rl.engine_has_an_address,
+        *TRAINING_RULES,
+    ],
+    "sft": TRAINING_RULES,
+    "export": [export_has_a_source],
+}

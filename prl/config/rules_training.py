@@ -1,0 +1,163 @@
+"""Rules of every training job: model, schedule, ZeRO, checkpoints, tracking, and the run's place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from prl.config import identity
+from prl.config.errors import Problem
+from prl.config.schema import RlConfig, SftConfig
+from prl.config.serving import MlflowConfig
+from prl.config.training import CosineConfig, LinearConfig
+
+Training = RlConfig | SftConfig
+
+
+def model_is_there(config: Training) -> Iterator[Problem]:
+    from prl.model_path import resolve_model_path
+
+    try:
+        resolve_model_path(config.model)
+    except ValueError as error:
+        path, value = (
+            ("model.path", config.model.path) if config.model.path else ("model.name", config.model.name)
+        )
+        reason = str(error).rstrip(".").removeprefix(f"model.path={config.model.path}: ")
+        yield Problem(path, value, reason)
+
+
+def renderer_is_named(config: Training) -> Iterator[Problem]:
+    if ":" in config.model.renderer:
+        yield from check_import_path("model.renderer", config.model.renderer)
+
+
+def schedule_fits_the_run(config: Training) -> Iterator[Problem]:
+    scheduler, steps = config.scheduler, config.max_steps
+    if isinstance(scheduler, LinearConfig):
+        yield from _linear_fits(scheduler, steps)
+    if isinstance(scheduler, CosineConfig):
+        warmup = scheduler.warmup_steps
+        if steps is None:
+            yield _needs_end("a cosine ends at max_steps", "max_steps")
+        elif warmup >= steps:
+            reason = f"the warm-up takes all of max_steps = {steps}"
+            yield Problem(
+                "scheduler.warmup_steps", warmup, reason, f"Set at most {steps - 1}.", ("max_steps",)
+            )
+    if isinstance(scheduler, LinearConfig | CosineConfig) and scheduler.min_lr > config.optim.lr:
+        reason = f"above the peak, optim.lr = {config.optim.lr:g}"
+        yield Problem("scheduler.min_lr", scheduler.min_lr, reason, "", ("optim.lr",))
+
+
+def _linear_fits(scheduler: LinearConfig, steps: int | None) -> Iterator[Problem]:
+    warmup, decay = scheduler.warmup_steps, scheduler.decay_steps
+    if warmup == decay == 0:
+        yield Problem("scheduler", "linear", "neither warms up nor decays", "Choose scheduler=constant.")
+    elif decay and steps is None:
+        yield _needs_end("a decay ends at max_steps", "scheduler.decay_steps")
+    elif steps is not None and warmup + decay > steps:
+        reason = f"warm-up and decay take {warmup} + {decay} steps, the run has max_steps = {steps}"
+        involves = ("scheduler.decay_steps", "max_steps")
+        yield Problem("scheduler.warmup_steps", warmup, reason, f"Their sum may be {steps}.", involves)
+
+
+def _needs_end(reason: str, involved: str) -> Problem:
+    return Problem("max_steps", None, reason, "Set max_steps, or choose scheduler=constant.", (involved,))
+
+
+def zero_stage_allows(config: Training) -> Iterator[Problem]:
+    zero, ranks = config.zero, config.cluster.train_ranks
+    if zero.offload_optimizer and zero.stage == 0:
+        reason = "stage 0 keeps the optimizer state where the weights are"
+        yield Problem("zero.offload_optimizer", True, reason, "Choose zero=1, 2 or 3.", ("zero.stage",))
+    if zero.offload_parameters and zero.stage != 3:
+        reason = f"zero.stage = {zero.stage} does not shard parameters"
+        yield Problem("zero.offload_parameters", True, reason, "Choose zero=3.", ("zero.stage",))
+    if zero.offload_optimizer and config.optim.name == "muon":
+        reason = "optim=muon orthogonalises on the device"
+        yield Problem("zero.offload_optimizer", True, reason, "Choose optim=adamw.", ("optim.name",))
+    if zero.stage == 3 and config.trainer.compile:
+        reason = "recompiles without end when zero.stage = 3"
+        yield Problem("trainer.compile", True, reason, "Choose zero=1 or zero=2.", ("zero.stage",))
+    if zero.hpz_partition_size == 1:
+        return
+    if zero.stage != 3:
+        reason = f"zero.stage = {zero.stage} does not shard parameters"
+        yield Problem(
+            "zero.hpz_partition_size", zero.hpz_partition_size, reason, "Choose zero=3.", ("zero.stage",)
+        )
+    elif ranks % zero.hpz_partition_size:
+        reason = f"cluster.train_ranks = {ranks} is not a multiple of it"
+        yield Problem(
+            "zero.hpz_partition_size", zero.hpz_partition_size, reason, "", ("cluster.train_ranks",)
+        )
+
+
+def betas_are_two(config: Training) -> Iterator[Problem]:
+    betas = getattr(config.optim, "betas", None)
+    if betas is not None and len(betas) != 2:
+        yield Problem("optim.betas", betas, "two numbers are needed", "Write optim.betas=[0.9,0.99].")
+
+
+def checkpoints_happen(config: Training) -> Iterator[Problem]:
+    ckpt = config.ckpt
+    saves = ckpt.at_end or ckpt.interval is not None
+    for key in ("keep_last", "keep_interval"):
+        if getattr(ckpt, key) is not None and not saves:
+            reason = "nothing is saved, so nothing is kept"
+            yield Problem(f"ckpt.{key}", getattr(ckpt, key), reason, "Choose ckpt=interval or ckpt=end.")
+    if ckpt.interval and not ckpt.at_end and config.max_steps and ckpt.interval > config.max_steps:
+        reason = f"the run ends at max_steps = {config.max_steps}, before the first checkpoint"
+        yield Problem(
+            "ckpt.interval", ckpt.interval, reason, "Set ckpt.at_end=true.", ("max_steps",), warning=True
+        )
+    if ckpt.interval and ckpt.keep_interval and ckpt.keep_interval % ckpt.interval:
+        reason = f"not a multiple of ckpt.interval = {ckpt.interval}: few or no checkpoints match"
+        yield Problem("ckpt.keep_interval", ckpt.keep_interval, reason, "", ("ckpt.interval",), warning=True)
+
+
+def tracking_store_is_safe(config: Training) -> Iterator[Problem]:
+    """MLflow reads a bare path as a file store, which it no longer supports."""
+    uri = config.tracking.uri if isinstance(config.tracking, MlflowConfig) else None
+    if uri is not None and ("://" not in uri or uri.startswith("file:")):
+        remedy = "Write sqlite:////absolute/path/mlflow.db, or http(s)://host:port."
+        yield Problem("tracking.uri", uri, "MLflow keeps runs in a database or on a server", remedy)
+
+
+def run_has_a_place(config: Training) -> Iterator[Problem]:
+    name = config.run.name
+    if not config.output_dir.strip():
+        yield Problem("output_dir", "''", "a directory is needed", "The current one is `.`.")
+        return
+    fault = identity.name_fault(name) if name is not None else None
+    if fault:
+        yield Problem("run.name", name, fault)
+    elif name is not None and not config.run.resume and not config.run.clean:
+        path = identity.run_path(config)
+        if path.is_file() or (path.is_dir() and any(entry.name != ".lock" for entry in path.iterdir())):
+            remedy = "Continue it by run.resume=latest, replace it by run.clean=true, or choose another name."
+            yield Problem("run.name", name, f"{path} exists", remedy, ("run.resume", "run.clean"))
+
+
+def resume_is_clear(config: Training) -> Iterator[Problem]:
+    resume = config.run.resume
+    if resume is None:
+        return
+    if resume == "latest" or resume.isdigit():
+        if config.run.name is None:
+            reason = "which run? Without run.name a new one would start from scratch"
+            yield Problem("run.resume", resume, reason, "Add run.name=<the run to continue>.", ("run.name",))
+        if resume.isdigit() and int(resume) < 1:
+            yield Problem("run.resume", resume, "steps count from 1")
+    elif not re.fullmatch(r"step_[1-9]\d*", Path(resume).name):
+        remedy = "Write latest, a step, or <run>/checkpoints/step_<N>."
+        yield Problem("run.resume", resume, "not a checkpoint", remedy)
+    elif not Path(resume).expanduser().is_dir():
+        yield Problem("run.resume", resume, "no such directory")
+
+
+def check_import_path(path: str, value: str | None) -> Iterator[Problem]:
+    if value is not None and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        yield Problem(path, value, "not an import path", "Write package.module:Name.")

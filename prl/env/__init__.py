@@ -1,0 +1,1 @@
+"""Environments: tasks, rewards and rollouts. The only package that imports verifiers and renderers."""

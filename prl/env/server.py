@@ -1,0 +1,89 @@
+"""The role `env/<name>`: one verifiers environment server, with as many workers as the configuration asks."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from prl.config.schema import RlConfig
+from prl.run_dir import RunDir
+
+logger = logging.getLogger(__name__)
+
+STOPPED = (0, -signal.SIGTERM)
+"""Exit codes of a worker that was told to stop."""
+
+
+def main(config: RlConfig, run: RunDir, role: str) -> None:
+    """Serve `env.<name>` until SIGTERM; then return. Exits with 1 if a worker dies.
+
+    The address is published once the server's socket is bound and, in a server of one worker, the renderer
+    is built.
+    """
+    signal.signal(signal.SIGTERM, _quit)
+    gc.disable()  # the import allocates for seconds and frees next to nothing
+    from verifiers.v1.serve import env_config_data, serve_env
+
+    from prl.env.environment import environment_config
+    from prl.env.worker import prepare
+
+    gc.enable()
+    name = role.removeprefix("env/")
+    env = config.env[name]
+    environment = environment_config(name, env, config.seed)
+    watch = _WorkerWatch(env.workers)
+    serve_env(
+        max_workers=env.workers,
+        elastic=False,
+        address="tcp://127.0.0.1:0",
+        address_queue=_Publication(run, role),
+        config_data=env_config_data(environment),
+        log_setup=functools.partial(
+            prepare, environment.taskset.id, config.model, config.log.level, env.workers
+        ),
+    )
+    if watch.dead:
+        sys.exit(f"env/{name}: a worker died: {watch.dead}")
+
+
+class _Publication:
+    """What `serve_env` takes for a queue: it is given the bound address, once."""
+
+    def __init__(self, run: RunDir, role: str) -> None:
+        self.run, self.role = run, role
+
+    def put(self, address: str) -> None:
+        self.run.publish_address(self.role, address)
+        logger.info("%s listens at %s", self.role, address)
+
+
+class _WorkerWatch:
+    """Stops the server when one of its worker processes dies: its rollouts would wait for ever."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.dead = ""
+        if workers > 1:
+            threading.Thread(target=self._run, name="worker-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        while len(children := multiprocessing.active_children()) < self.workers:
+            time.sleep(0.1)
+        multiprocessing.connection.wait([child.sentinel for child in children])
+        codes = {child.name: child.exitcode for child in children if child.exitcode is not None}
+        if any(code not in STOPPED for code in codes.values()):
+            self.dead = ", ".join(f"{name} with exit code {code}" for name, code in codes.items())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _quit(*_: object) -> NoReturn:
+    sys.exit(0)

@@ -1,0 +1,118 @@
+"""One environment as the orchestrator uses it: its tasks, and a way to run an episode of one.
+
+The client owns the tasks; the environment server, another process, runs the rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import verifiers.v1 as vf
+
+from prl.config.schema import RlConfig
+from prl.config.sources import EnvConfig
+from prl.env.client import EnvServerClient, EnvServerDied
+from prl.env.convert import convert_episode, failed_episode
+from prl.env.environment import environment_config
+from prl.env.renderers import renderer_config
+from prl.model_path import resolve_model_path
+from prl.records import Episode, TraceError
+
+__all__ = ["EnvServerDied", "EnvSource", "Task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to solve. `key` is unique within its environment, `data` is what the server gets."""
+
+    key: str
+    data: dict[str, Any]
+
+
+class EnvSource:
+    """Tasks and rollouts of `env.<name>`.
+
+    `tasks` is a sequence, shuffled by the run's seed, or an endless iterator; see `endless`. Both give the
+    same tasks in the same order every time. Raises ValueError on a bad environment configuration, an empty
+    taskset, tasks of equal key, and a model without a known renderer.
+    """
+
+    def __init__(self, name: str, config: EnvConfig, run_config: RlConfig) -> None:
+        self.name = name
+        self.timeout = config.timeout
+        environment = environment_config(name, config, run_config.seed)
+        taskset = vf.load_taskset(environment.taskset)
+        self.endless = not taskset.bounded
+        self.tasks: Sequence[Task] | Iterator[Task]
+        self.tasks = map(_task, taskset) if self.endless else _shuffled(name, taskset, run_config.seed)
+        self._client_settings = {
+            "api_key_var": getattr(run_config.inference, "api_key_var", "PRL_API_KEY"),
+            "renderer": renderer_config(run_config.model),
+            "renderer_model_name": str(resolve_model_path(run_config.model)),
+        }
+        self._client: EnvServerClient | None = None
+
+    async def start(self, address: str) -> None:
+        """Connect to the environment server at `address`. Raises EnvServerDied if it does not answer."""
+        self._client = EnvServerClient(self.name, address)
+        await self._client.wait_ready()
+
+    async def run(
+        self,
+        task: Task,
+        *,
+        group_id: str,
+        base_url: str,
+        model: str,
+        sampling: dict[str, Any],
+        cache_salt: str | None,
+        train: bool = True,
+    ) -> Episode:
+        """One episode of `task`, sampled from `model` at `base_url` (ending in /v1).
+
+        A fault of the rollout comes back as an error on its trace, `RolloutTimeout` and `EnvServerError`
+        included. Cancelling the caller cancels the rollout in the server. Raises EnvServerDied, and ValueError
+        if the server ran another task than it was given.
+        """
+        assert self._client is not None, "start() comes first"
+        common = {"env": self.name, "group_id": group_id, "task": task.data, "started_at": time.time()}
+        salt = {} if cache_salt is None else {"cache_salt": cache_salt}
+        request = {
+            "client": vf.TrainClientConfig(base_url=base_url, **self._client_settings),
+            "model": model,
+            "sampling": vf.SamplingConfig(**sampling, **salt),
+            "task_data": task.data,
+        }
+        try:
+            wire = await self._client.run(request, self.timeout)
+        except TimeoutError as error:
+            return failed_episode(TraceError("RolloutTimeout", str(error)), task_key=task.key, **common)
+        except RuntimeError as error:
+            return failed_episode(TraceError("EnvServerError", str(error)), task_key=task.key, **common)
+        if wire.task.key != task.key:
+            raise ValueError(f"env.{self.name} was given task {task.key} and ran {wire.task.key}")
+        return convert_episode(wire, **common)
+
+    async def close(self) -> None:
+        """Disconnect; rollouts in flight are cancelled."""
+        if self._client is not None:
+            await self._client.close()
+
+
+def _task(task: vf.Task) -> Task:
+    return Task(task.key, task.data.model_dump(mode="json"))
+
+
+def _shuffled(name: str, taskset: vf.Taskset, seed: int) -> list[Task]:
+    tasks = [_task(task) for task in taskset]
+    if not tasks:
+        raise ValueError(f"env.{name}: the taskset is empty")
+    if len({task.key for task in tasks}) < len(tasks):
+        raise ValueError(f"env.{name}: tasks share a key; every task needs one of its own")
+    random.Random(seed).shuffle(tasks)
+    return tasks

@@ -1,0 +1,1 @@
+"""Tasksets that work offline, each a verifiers module: its id is its file name."""

@@ -1,0 +1,1 @@
+"""One asyncio process: tasks -> rollouts -> credit -> samples -> batches, never older than allowed."""

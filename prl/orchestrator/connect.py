@@ -1,0 +1,120 @@
+"""Everything outside the orchestrator that it talks to, connected: engine, environments, teachers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prl.algo import Algorithm, build_algorithm
+from prl.config.schema import RlConfig
+from prl.curriculum import Curriculum, build_curriculum
+from prl.env.renderers import load_renderer
+from prl.env.source import EnvSource
+from prl.inference.client import EngineAdmin, LogprobScorer
+from prl.orchestrator.endpoints import Endpoint, algo_of, policy_endpoint, sampling_of, teacher_endpoint
+from prl.orchestrator.episodes import RolloutSource
+from prl.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class Connected:
+    """Per environment: how to roll out, which credit, which task next. And the engine's admin routes."""
+
+    engine: EngineAdmin
+    sources: Mapping[str, RolloutSource]
+    algorithms: Mapping[str, Algorithm[Any]]
+    curricula: Mapping[str, Curriculum[Any]]
+
+
+async def connect(config: RlConfig, run: RunDir, stack: contextlib.AsyncExitStack) -> Connected:
+    """Wait for the engine, the environment servers and the teachers; `stack` closes what was opened.
+
+    Raises TimeoutError when one does not come up, ValueError for settings that do not fit them.
+    """
+    policy = await policy_endpoint(config, run)
+    engine = EngineAdmin(policy.root, config.inference.admin_timeout)
+    stack.push_async_callback(engine.aclose)
+    envs = {name: await asyncio.to_thread(EnvSource, name, env, config) for name, env in config.env.items()}
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(engine.wait_ready(policy.model, config.inference.ready_timeout))
+        for env in envs.values():
+            tasks.create_task(_start(env, run, config.cluster.start_timeout))
+            stack.push_async_callback(env.close)
+    sources, algorithms, curricula = {}, {}, {}
+    for name, env in envs.items():
+        teacher = await teacher_endpoint(config, name, run)
+        algorithms[name] = await _algorithm(config, name, policy, teacher, stack)
+        sources[name] = _rollout_source(config, name, env, algorithms[name], policy, teacher)
+        curricula[name] = build_curriculum(
+            config.env[name].curriculum or config.curriculum, env=name, tasks=env.tasks, endless=env.endless
+        )
+    return Connected(engine, sources, algorithms, curricula)
+
+
+async def _start(env: EnvSource, run: RunDir, patience: float) -> None:
+    await env.start(await run.wait_for_address(f"env/{env.name}", patience))
+
+
+async def _algorithm(
+    config: RlConfig, env: str, policy: Endpoint, teacher: Endpoint | None, stack: contextlib.AsyncExitStack
+) -> Algorithm[Any]:
+    """The algorithm of an environment with the services that it may ask."""
+    scorers = [_scorer(endpoint, stack) if endpoint else None for endpoint in (policy, teacher)]
+    algorithm = build_algorithm(
+        algo_of(config, env),
+        env=env,
+        policy_scorer=scorers[0],
+        teacher=scorers[1],
+        render_prefix=_prefix_renderer(config),
+    )
+    await algorithm.setup()
+    return algorithm
+
+
+def _scorer(endpoint: Endpoint, stack: contextlib.AsyncExitStack) -> LogprobScorer:
+    scorer = LogprobScorer(
+        endpoint.root, endpoint.model, endpoint.api_key_var, endpoint.headers, endpoint.timeout
+    )
+    stack.push_async_callback(scorer.aclose)
+    return scorer
+
+
+def _prefix_renderer(config: RlConfig) -> Callable[[str], list[int]]:
+    """Tokens of one leading system message, without a generation prompt. The renderer comes on first use."""
+    renderer = functools.cache(lambda: load_renderer(config.model))
+
+    def render(text: str) -> list[int]:
+        message = {"role": "system", "content": text}
+        return list(renderer().render_ids([message], add_generation_prompt=False))
+
+    return render
+
+
+def _rollout_source(
+    config: RlConfig,
+    name: str,
+    env: EnvSource,
+    algorithm: Algorithm[Any],
+    policy: Endpoint,
+    teacher: Endpoint | None,
+) -> RolloutSource:
+    frozen = algorithm.sampled_by == "teacher"
+    if frozen and teacher is None:
+        raise ValueError(
+            f"env.{name}: algo {algo_of(config, name).name!r} samples from a teacher and names none"
+        )
+    endpoint = teacher if frozen and teacher else policy
+    return RolloutSource(
+        env=name,
+        run=env.run,
+        group_size=config.env[name].group_size or config.rollout.group_size,
+        sampling=sampling_of(config, name),
+        timeout=config.env[name].timeout,
+        base_url=endpoint.v1,
+        model=endpoint.model,
+        frozen=frozen,
+    )

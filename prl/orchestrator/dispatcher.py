@@ -1,0 +1,202 @@
+"""Starts rollouts: which, how many, at which policy version; cancels those that would come too late.
+
+A member of a group carries the version and the cache salt of its own start, so that two members on either
+side of a weight update never share cached keys and values. Each started episode becomes exactly one
+`Outcome` in the inbox, except when the run drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from prl.orchestrator.episodes import Group, Outcome, RolloutSource, audit, failed_rollout
+from prl.orchestrator.mixing import TaskMixer
+from prl.orchestrator.pipeline import Pipeline
+from prl.orchestrator.staleness import age_at, is_stale, may_start
+from prl.records import Episode, PolicySpan
+
+log = logging.getLogger(__name__)
+
+TICK = 1.0
+GRACE = 30.0
+"""Seconds beyond an environment's own time-out after which the dispatcher gives an episode up."""
+ERROR_PAUSE = 1.0
+"""Seconds for which nothing starts after a failure while nothing but failures arrives."""
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """One episode in flight; `start` is None when a frozen model samples."""
+
+    group: Group
+    start: int | None
+    started_at: float
+    task: asyncio.Task[None] | None = None
+
+
+class Dispatcher:
+    """Keeps up to `cap` episodes in flight while the policy is new enough for the batch being collected.
+
+    `arrive(episode)` is awaited within the permit of an episode (its scoring counts as work in flight).
+    `fatal`: exceptions of a rollout that end the run; all others become failed episodes.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, RolloutSource],
+        mixer: TaskMixer,
+        pipeline: Pipeline,
+        *,
+        cap: int,
+        bound: int,
+        batch_size: int,
+        inbox: asyncio.Queue[Outcome],
+        arrive: Callable[[Episode], Awaitable[None]],
+        backlog: Callable[[], int],
+        fatal: tuple[type[Exception], ...] = (),
+        attempt: int = 1,
+    ) -> None:
+        self._sources = sources
+        self._mixer = mixer
+        self._pipeline = pipeline
+        self._cap = cap
+        self._bound = bound
+        self._batch_size = batch_size
+        self._inbox = inbox
+        self._arrive = arrive
+        self._backlog = backlog
+        self._fatal = fatal
+        self._attempt = attempt
+        self._open: deque[Group] = deque()
+        self._flights: set[_Flight] = set()
+        self._failures_in_a_row = 0
+        self._rest_until = 0.0
+        self.cancelled: Counter[str] = Counter()
+        self.errored: Counter[str] = Counter()
+
+    @property
+    def inflight(self) -> int:
+        return len(self._flights)
+
+    async def run(self) -> None:
+        """Start episodes until the run drains. Raises what a rollout or a scoring hook raised fatally."""
+        async with asyncio.TaskGroup() as tasks:
+            while not self._pipeline.draining:
+                while self._may_start():
+                    self._start(tasks)
+                await self._pipeline.wait(TICK)
+            unwanted, self._flights = self._flights, set()
+            for flight in unwanted:
+                flight.task.cancel()
+
+    def cancel_stale(self) -> int:
+        """Cancel what would be too old for any batch still to come. Call it before the engines pause."""
+        step, bound = self._pipeline.step, self._bound
+        late = [flight for flight in self._flights if is_stale(self._span(flight), step, bound)]
+        for flight in late:
+            self._flights.discard(flight)
+            self.cancelled[flight.group.env] += 1
+            self._inbox.put_nowait(Outcome(flight.group, None))
+            flight.task.cancel()
+        if late:
+            log.info("cancelled %d rollouts older than %d steps", len(late), bound)
+            self._pipeline.notify()
+        return len(late)
+
+    def take_counts(self) -> dict[str, float]:
+        """`dispatcher/*` metrics: what is in flight, and what was cancelled or failed since the last call."""
+        spans = filter(None, map(self._span, self._flights))
+        ages = [age_at(span, self._pipeline.step).total for span in spans]
+        values: dict[str, float] = {"dispatcher/inflight/train": self.inflight}
+        if ages:
+            values["dispatcher/off_policy/max"] = max(ages)
+            values["dispatcher/off_policy/mean"] = sum(ages) / len(ages)
+        for name, counts in (("cancelled", self.cancelled), ("errored", self.errored)):
+            values[f"dispatcher/{name}/train"] = counts.total()
+            values |= {f"dispatcher/{name}/{env}": counts[env] for env in self._sources}
+            counts.clear()
+        return values
+
+    def _may_start(self) -> bool:
+        line = self._pipeline
+        busy = len(self._flights)
+        if line.updating or line.draining or busy >= self._cap:
+            return False
+        if asyncio.get_running_loop().time() < self._rest_until:
+            return False
+        ahead = (busy + self._backlog()) // self._batch_size
+        return may_start(line.step, line.version, self._bound, ahead)
+
+    def _start(self, tasks: asyncio.TaskGroup) -> None:
+        # An open group goes on before a new one opens: its prompt is in the engine's prefix cache.
+        if not self._open:
+            self._open.append(self._new_group())
+        group = self._open[0]
+        group.remaining -= 1
+        if not group.remaining:
+            self._open.popleft()
+        source = self._sources[group.env]
+        flight = _Flight(group, None if source.frozen else self._pipeline.version, time.time())
+        self._flights.add(flight)
+        flight.task = tasks.create_task(self._fly(flight, source))
+
+    def _new_group(self) -> Group:
+        draw = self._mixer.draw()
+        size = self._sources[draw.env].group_size
+        return Group(f"{self._attempt}-{draw.index}", draw, size, size)
+
+    async def _fly(self, flight: _Flight, source: RolloutSource) -> None:
+        episode = await self._rollout(flight, source)
+        if flight not in self._flights:  # cancelled, and the environment did not care
+            return
+        episode.policy = self._span(flight)
+        audit(episode, flight.group)
+        await self._arrive(episode)
+        if flight in self._flights:
+            self._flights.discard(flight)
+            self._note_failure(episode)
+            self._inbox.put_nowait(Outcome(flight.group, episode))
+            self._pipeline.notify()
+
+    async def _rollout(self, flight: _Flight, source: RolloutSource) -> Episode:
+        salt = None if flight.start is None else f"v{flight.start}"
+        try:
+            async with asyncio.timeout(source.timeout + GRACE):
+                return await source.run(
+                    flight.group.draw.task,
+                    group_id=flight.group.id,
+                    base_url=source.base_url,
+                    model=source.model,
+                    sampling=source.sampling,
+                    train=True,
+                    cache_salt=salt,
+                )
+        except self._fatal:
+            raise
+        except Exception as error:
+            log.debug("env.%s: rollout failed", flight.group.env, exc_info=error)
+            return failed_rollout(flight.group, error, flight.started_at)
+
+    def _note_failure(self, episode: Episode) -> None:
+        """Count errors; pause starts when nothing else arrives, lest a dead engine be asked without end."""
+        errors = [trace.error for trace in episode.traces if trace.error]
+        if not errors:
+            self._failures_in_a_row = 0
+            return
+        self.errored[episode.env] += 1
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= self._cap:
+            self._rest_until = asyncio.get_running_loop().time() + ERROR_PAUSE
+        if self._failures_in_a_row % self._cap == 0:
+            log.warning(
+                "the last %d rollouts all failed, most recently with %s: %s",
+                self._failures_in_a_row, errors[-1].type, errors[-1].message,
+            )  # fmt: skip
+
+    def _span(self, flight: _Flight) -> PolicySpan | None:
+        return None if flight.start is None else PolicySpan(flight.start, self._pipeline.version)

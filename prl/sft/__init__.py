@@ -1,0 +1,1 @@
+"""Supervised fine-tuning, on the trainer of `prl rl`."""

@@ -1,0 +1,192 @@
+"""What the terminal shows while a run goes on: a live table, or one plain line a step.
+
+A thread of its own tails the metric streams: a terminal that blocks must not stop the supervisor.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from prl.tracking.board import Board, Row
+from prl.tracking.reader import MetricTails
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+log = logging.getLogger(__name__)
+
+REFRESH_SECONDS = 0.5
+LIVE_ROWS = 12
+
+
+class View(Protocol):
+    """A way to show the board."""
+
+    def show(self, board: Board, finished: list[Row]) -> None:
+        """The board after a look; `finished` are the steps trained since the last one."""
+
+    def note(self, text: str) -> None:
+        """A message that stays."""
+
+    def close(self) -> None: ...
+
+
+class Display:
+    """Shows the metrics below `metrics` until `close`, in the way that `log.display` names."""
+
+    def __init__(self, mode: str, metrics: Path, max_steps: int | None, out: TextIO | None = None) -> None:
+        self._tails = MetricTails(metrics)
+        self.board = Board(max_steps)
+        self._view = make_view(mode, out or sys.stdout)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
+
+    def start(self) -> None:
+        self.board.update(self._tails.read())  # what earlier attempts did is not news
+        self._thread.start()
+
+    def note(self, text: str) -> None:
+        """Say something that stays on the terminal; may be called from any thread."""
+        with self._lock:
+            self._view.note(text)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """A last look at the streams, then leave the terminal as it was."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self.board.update(self._tails.read())  # a view that failed did not look
+
+    def _follow(self) -> None:
+        try:
+            while not self._stop.wait(REFRESH_SECONDS):
+                self._look()
+            self._look()
+            self._view.close()
+        except OSError as error:  # the terminal or the pipe is gone; the run is not
+            log.warning("nothing more is shown: %s", error)
+
+    def _look(self) -> None:
+        finished = self.board.update(self._tails.read())
+        with self._lock:
+            self._view.show(self.board, finished)
+
+
+def make_view(mode: str, out: TextIO) -> View:
+    """The view for live, plain, none or auto (live on a terminal, else plain)."""
+    if mode == "none":
+        return SilentView(out)
+    if mode == "live" or (mode == "auto" and out.isatty()):
+        return LiveView(out)
+    return PlainView(out)
+
+
+class SilentView:
+    """Shows nothing but notes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def show(self, board: Board, finished: list[Row]) -> None: ...
+
+    def note(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def close(self) -> None: ...
+
+
+class PlainView(SilentView):
+    """One line a step."""
+
+    def show(self, board: Board, finished: list[Row]) -> None:
+        for row in finished:
+            clock, end = time.strftime("%H:%M:%S"), board.max_steps or "∞"
+            self.note(f"{clock} step {row.step}/{end}  {plain_line(row)}")
+
+
+class LiveView:
+    """A table of the newest steps that redraws itself."""
+
+    def __init__(self, out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._started = time.monotonic()
+        console = Console(file=out)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+
+    def show(self, board: Board, finished: list[Row]) -> None:
+        self._live.update(live_table(board, time.monotonic() - self._started), refresh=True)
+
+    def note(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+@dataclass(frozen=True)
+class Column:
+    """One watched value: its heading, its text for a row (None: not known), and if the live table has it."""
+
+    heading: str
+    text: Callable[[Row], str | None]
+    live: bool = True
+
+
+def _number(heading: str, name: str, form: str, live: bool = True) -> Column:
+    def text(row: Row) -> str | None:
+        value = getattr(row, name)
+        return None if value is None else form.format(value)
+
+    return Column(heading, text, live)
+
+
+COLUMNS = (
+    _number("reward", "reward", "{:.3f}"),
+    _number("spread", "spread", "{:.3f}"),
+    _number("loss", "loss", "{:.4f}"),
+    _number("entropy", "entropy", "{:.3f}"),
+    _number("mismatch KL", "mismatch_kl", "{:.1e}"),
+    _number("grad norm", "grad_norm", "{:.2f}", live=False),
+    _number("stale", "off_policy", "{:.0f}"),
+    _number("truncated", "truncated", "{:.0%}", live=False),
+    _number("errors", "errors", "{:.0%}"),
+    _number("tokens/s", "tokens_per_second", "{:,.0f}"),
+    _number("time", "step_time", "{:.1f}s"),
+    Column("waits", lambda row: row.waits),
+)
+"""What nobody tells in a kind of run (rewards in sft) is not shown."""
+
+
+def plain_line(row: Row) -> str:
+    """`reward 0.412  spread 0.210  …`: what is known of a step."""
+    texts = ((column.heading, column.text(row)) for column in COLUMNS)
+    return "  ".join(f"{heading} {text}" for heading, text in texts if text is not None)
+
+
+def live_table(board: Board, seconds: float) -> Table:
+    """The newest steps as a table; the caption says how far the run is and how long it took."""
+    from rich.table import Table
+
+    rows = [board.rows[step] for step in sorted(board.rows)[-LIVE_ROWS:]]
+    columns = [column for column in COLUMNS if column.live and any(column.text(row) for row in rows)]
+    table = Table(box=None, header_style="bold", pad_edge=False, caption_justify="left")
+    for heading in ("step", *(column.heading for column in columns)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [column.text(row) or "" for column in columns]
+        table.add_row(str(row.step), *cells, style="" if row.trained else "dim")
+    state = f"step {board.trained_step}/{board.max_steps or '∞'}" if rows else "starting"
+    table.caption = f"{state}  {seconds // 60:.0f}:{seconds % 60:02.0f}"
+    return table

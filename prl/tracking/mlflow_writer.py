@@ -1,0 +1,161 @@
+"""The single MLflow writer of a run: a thread of the launcher that copies the metric streams to the tracker.
+
+The streams are the truth. The tracker may be slow, locked, down or wrong: the run goes on, the user is told
+once, and what is missing follows when the tracker is back, in this attempt or in the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prl.run_dir import write_atomic
+from prl.tracking.mlflow_run import Facts, TrackedRun
+from prl.tracking.mlflow_store import Store
+from prl.tracking.reader import MetricTails, Record
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 5.0
+LONGEST_PAUSE = 60.0
+FINAL_PAUSE = 0.5
+NICENESS = 10
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What the MLflow run `run_id` has: bytes of each stream, and the owners of names that were contested."""
+
+    run_id: str = ""
+    offsets: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+
+
+class MlflowWriter:
+    """Follows `<run>/metrics` until `close`. `say` tells the user something; it is called from the thread."""
+
+    def __init__(
+        self, facts: Facts, store: Store, say: Callable[[str], None], interval: float = INTERVAL
+    ) -> None:
+        self._say = say
+        self._interval = interval
+        self._cursor = facts.run.path / "mlflow_cursor.json"
+        self._directory = facts.run.metrics
+        self._saved = _read_cursor(self._cursor)
+        self._tails = MetricTails(self._directory, self._saved.offsets)
+        self._tracked = TrackedRun(facts, store, self._saved.owners, say)
+        self._pending: list[Record] = []
+        self._troubled = False
+        self._status: str | None = None
+        self._wake = threading.Event()
+        self._deadline = 0.0
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Catch up now, so that less is left to do at the end."""
+        self._wake.set()
+
+    def close(self, status: str, timeout: float, impatient: Callable[[], bool] = lambda: False) -> bool:
+        """Send what is left and record `status`; True if all of it arrived.
+
+        Gives up after `timeout` seconds, or once `impatient` says so.
+        """
+        self._deadline = time.monotonic() + timeout
+        self._status = status
+        self._wake.set()
+        while self._thread.is_alive() and time.monotonic() < self._deadline and not impatient():
+            self._thread.join(0.1)
+        done = not self._thread.is_alive() and not self._troubled
+        if not done:
+            self._say(
+                f"MLflow lacks the last metrics and the status {status} of this run. "
+                "They are in the run directory and follow when the run is resumed."
+            )
+        return done
+
+    def _work(self) -> None:
+        lower_priority()
+        pause = self._interval
+        while self._pause(pause):
+            # Nothing heavy before there is something to tell: the start of a run is busy enough.
+            if self._read() or self._tracked.connected:
+                pause = self._interval if self._catch_up() else min(2 * pause, LONGEST_PAUSE)
+        if not self._worth_telling():
+            return
+        while not self._catch_up() and time.monotonic() < self._deadline:
+            time.sleep(FINAL_PAUSE)
+
+    def _pause(self, seconds: float) -> bool:
+        """Sleep, but not through a call of `hurry` or `close`; False when it is time to end."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+        return self._status is None
+
+    def _worth_telling(self) -> bool:
+        """A run that was stopped before its first step leaves no trace in the tracker."""
+        return bool(self._read()) or self._tracked.connected or self._status != "KILLED"
+
+    def _catch_up(self) -> bool:
+        """Bring the tracker up to date; False if it could not be done now."""
+        try:
+            if not self._tracked.connected:
+                self._tracked.connect()
+                self._start_over_if_new()
+            while self._read():
+                self._tracked.log(self._pending)
+                self._pending = []
+                self._save_cursor()
+            if self._status is not None:
+                self._tracked.finish(self._status)
+        except Exception as error:  # whatever the tracker does, the run goes on
+            self._complain(error)
+            return False
+        if self._troubled:
+            self._troubled = False
+            self._say("MLflow is back and up to date")
+        return True
+
+    def _start_over_if_new(self) -> None:
+        """A tracker that did not know the run gets all of it, whatever another one was told before."""
+        if self._saved.run_id != self._tracked.run_id:
+            self._tails = MetricTails(self._directory)
+            self._pending = []
+
+    def _read(self) -> list[Record]:
+        """Records that are not in the tracker yet; read further only when the last ones are."""
+        if not self._pending:
+            self._pending = self._tails.read()
+        return self._pending
+
+    def _save_cursor(self) -> None:
+        cursor = Cursor(self._tracked.run_id, self._tails.offsets, self._tracked.names.owners)
+        write_atomic(self._cursor, json.dumps(dataclasses.asdict(cursor)))
+
+    def _complain(self, error: Exception) -> None:
+        log.debug("tracker", exc_info=error)
+        if not self._troubled:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            self._say(f"MLflow cannot be reached, the run goes on without it: {reason}")
+        self._troubled = True
+
+
+def lower_priority() -> None:
+    """Let the processes that train go first. On Linux niceness is a thread's own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+
+
+def _read_cursor(path: Path) -> Cursor:
+    return Cursor(**json.loads(path.read_text())) if path.exists() else Cursor()

@@ -1,0 +1,98 @@
+"""Attention of packed rows: every sequence by itself, causal, so that isolation holds by construction.
+
+A row of n tokens holds sequences of the lengths that the caller passes down through the model's keyword
+arguments. No [n, n] mask is ever built: a few long sequences go through the fastest causal kernel one by
+one, many sequences on a GPU go through one variable-length kernel.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+PACKED = "prl_packed"
+"""Under this name transformers finds the kernel; it builds no mask for a name that it has no mask for."""
+
+FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+ONE_BY_ONE = 8
+"""Up to so many sequences a loop of dense kernels is faster on a GPU than the variable-length kernel."""
+
+
+def register_packed_attention() -> str:
+    """Make the kernel known to transformers. Returns its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED, packed_attention)
+    return PACKED
+
+
+def exclude_attention_from_compilation() -> None:
+    """Keep the kernel out of compiled layers: each new set of lengths would compile them anew."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    sequence_lengths: tuple[int, ...],
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, n, d], key and value [1, kv heads, n, d] -> ([1, n, heads, d], None).
+
+    `sequence_lengths` sums to n. Raises ValueError for what a plain causal kernel cannot do.
+    """
+    if sliding_window is not None or softcap is not None or s_aux is not None:
+        raise ValueError(
+            "trainer.attn=auto|flash does plain causal attention only; use trainer.attn=sdpa or flex"
+        )
+    assert attention_mask is None and query.shape[0] == 1 and sum(sequence_lengths) == query.shape[2]
+    many = len(sequence_lengths) > ONE_BY_ONE and not dropout
+    if many and query.is_cuda and query.dtype != torch.float32:
+        return _variable_length(query, key, value, sequence_lengths, scaling), None
+    options = {"dropout_p": dropout, "is_causal": True, "scale": scaling, "enable_gqa": True}
+    parts = (tensor.split(list(sequence_lengths), 2) for tensor in (query, key, value))
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+        outputs = [F.scaled_dot_product_attention(q, k, v, **options) for q, k, v in zip(*parts, strict=True)]
+    whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+    return whole.transpose(1, 2), None
+
+
+def _variable_length(
+    query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scaling: float | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    groups = query.shape[1] // key.shape[1]
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [n, heads, d]
+    key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
+    starts, longest = _starts(lengths, query.device), max(lengths)
+    out = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scaling, window_size=(-1, 0))
+    return out[None]
+
+
+@lru_cache(maxsize=8)
+def _starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """[sequences + 1] int32 offsets; the layers of a row share them."""
+    return torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)

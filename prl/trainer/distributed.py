@@ -1,0 +1,134 @@
+"""The trainer's process group, and DeepSpeed without a compiler.
+
+With MASTER_ADDR in the environment (one task of a cluster job) the usual variables count; without it the
+ranks of this machine meet in a file of the run directory, so that no port has to be guessed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the trainer ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+    adopted: bool = False
+    """Whether the process group was there before, and is someone else's to end."""
+
+
+def join(rank: int, size: int, meeting_file: Path, timeout: float) -> World:
+    """Join the trainer's process group (gloo on CPUs, NCCL on GPUs), or adopt the one that is there.
+
+    `rank` and `size` count only without MASTER_ADDR. `meeting_file` must be new for each launch.
+    `timeout`: seconds any collective may take. Raises ValueError on an incomplete environment.
+    """
+    if dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size(), _claim_device(dist.get_rank()), adopted=True)
+    meeting: dict[str, Any] = {"init_method": "env://"}
+    if "MASTER_ADDR" in os.environ:
+        rank, size = _place_in_environment()
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        meeting_file.parent.mkdir(parents=True, exist_ok=True)
+        meeting = {"store": dist.FileStore(str(meeting_file), size)}
+    device = _claim_device(rank)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **meeting
+    )
+    return World(rank, size, device)
+
+
+def leave(world: World) -> None:
+    """End the process group, unless it was adopted."""
+    if not world.adopted:
+        dist.destroy_process_group()
+
+
+def _place_in_environment() -> tuple[int, int]:
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        raise ValueError(f"MASTER_ADDR is set without {', '.join(missing)}: set them all or none")
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def _claim_device(rank: int) -> torch.device:
+    """The device of this rank; LOCAL_RANK picks the GPU, and DeepSpeed reads it too."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("LOCAL_RANK", str(rank))
+        return torch.device("cpu")
+    os.environ.setdefault("LOCAL_RANK", str(rank % torch.cuda.device_count()))
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def import_deepspeed() -> ModuleType:
+    """`deepspeed`, quiet, and on CPUs without its shared-memory op, which needs a minute of C++ compilation.
+
+    Two things that a trainer has no use for are kept out, together over three seconds of CPU time and 200 MB:
+    mlflow, which the autotuner imports where it is installed, and inductor, which comes with the compiled
+    kernels of DeepSpeed's own Muon.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with _absent("mlflow"):
+        import deepspeed
+        from deepspeed.runtime import compiler
+    compile_kernel = compiler.compile
+    compiler.compile = lambda *_, **__: lambda kernel: kernel
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = compile_kernel
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+@contextmanager
+def _absent(module: str) -> Iterator[None]:
+    """Inside, importing `module` for the first time raises ImportError, as if it were not installed."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+def all_gather_json(value: Any, world: World) -> list[Any]:
+    """`value` (anything JSON can hold) of every rank, by rank. Collective; ranks may pass different keys."""
+    if world.size == 1:
+        return [value]
+    data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=world.device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=world.device) for _ in range(world.size)]
+    dist.all_gather(sizes, torch.tensor([data.numel()], device=world.device))
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=world.device)
+    padded[: data.numel()] = data
+    rows = [torch.empty_like(padded) for _ in range(world.size)]
+    dist.all_gather(rows, padded)
+    return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]

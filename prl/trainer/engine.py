@@ -1,0 +1,143 @@
+"""The training engine: a policy, its optimizer and DeepSpeed, with one meaning at every ZeRO stage."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prl.config.schema import RlConfig, SftConfig
+from prl.trainer.distributed import World, import_deepspeed
+from prl.trainer.model import compute_dtype, load_policy
+from prl.trainer.muon import Muon, bind_layouts
+from prl.trainer.optimizers import build_optimizer, set_learning_rates
+from prl.trainer.schedulers import build_schedule
+from prl.trainer.zero import check_zero, deepspeed_config, effective_stage
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+GATHER_ELEMENTS = 1 << 26
+"""Parameters that `full_tensors` gathers at a time under ZeRO 3."""
+
+
+class StepInfo(NamedTuple):
+    """What one optimizer step did: the learning rate it used, the gradient's norm before clipping."""
+
+    lr: float
+    grad_norm: float
+
+
+class TrainEngine:
+    """Forward, backward and update of the policy over the trainer ranks.
+
+    A step is any number of `forward` and `backward` calls followed by one `step`. All ranks must make the
+    same number of them. Gradients of all ranks and rows are summed: a loss divided by a global count gives
+    the global mean.
+    """
+
+    def __init__(
+        self,
+        config: RlConfig | SftConfig,
+        world: World,
+        total_steps: int | None,
+        *,
+        model: PreTrainedModel | None = None,
+    ) -> None:
+        """`model`: a policy made by `make_policy`; None loads the one of `config.model`."""
+        check_zero(config.zero, config.optim, config.trainer.compile)
+        self.world = world
+        self.device = world.device
+        self.schedule = build_schedule(config.scheduler, config.optim.lr, total_steps)
+        self.schedule_start = 0
+        self._max_norm = config.optim.max_norm
+        dtype = compute_dtype(config.trainer, world.device)
+        self.stage = effective_stage(config.zero, dtype)
+        deepspeed = import_deepspeed()
+        self._gathered = deepspeed.zero.GatheredParameters
+        self.model = model or load_policy(config.model, config.trainer, world.device, config.seed)
+        self.model.to(world.device)
+        self.optimizer: Optimizer = build_optimizer(config.optim, self.model)
+        self._stage_0_norm = math.nan
+        if self.stage == 0:
+            self.optimizer.register_step_pre_hook(self._clip_at_stage_0)
+        self.deepspeed, *_ = deepspeed.initialize(
+            model=self.model,
+            model_parameters=[p for p in self.model.parameters() if p.requires_grad],
+            optimizer=self.optimizer,
+            config=deepspeed_config(config.zero, config.optim, dtype, on_gpu=world.device.type == "cuda"),
+            dist_init_required=False,
+        )
+        if isinstance(self.optimizer, Muon) and self.stage:
+            bind_layouts(self.optimizer, self.deepspeed.optimizer, self.stage)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        temperatures: Tensor,
+        sequence_lengths: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """(logprobs, entropy) of one packed row, see `policy_forward`."""
+        return self.deepspeed(input_ids, position_ids, temperatures, sequence_lengths)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss` (a scalar, this rank's share of the global loss)."""
+        # DeepSpeed averages over ranks; the sum is meant.
+        self.deepspeed.backward(loss * self.world.size)
+
+    def step(self, step: int) -> StepInfo:
+        """The update of step `step` (from 1). Raises FloatingPointError on a gradient that is not finite."""
+        lr = set_learning_rates(self.optimizer, self.schedule(step - self.schedule_start))
+        self.deepspeed.step()
+        norm = self._stage_0_norm if self.stage == 0 else float(self.deepspeed.get_global_grad_norm())
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"step {step}: the gradient's norm is {norm}, which spoils the weights; "
+                "resume from a checkpoint with a lower optim.lr"
+            )
+        return StepInfo(lr, norm)
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, whole tensor) of every parameter and saved buffer, in the compute type.
+
+        Tied weights come once. Collective: every rank must exhaust it. A tensor is valid until the next step.
+        """
+        for bucket in self._buckets():
+            with self._gathered([p for _, p in bucket], enabled=self.stage == 3):
+                for name, parameter in bucket:
+                    yield name, parameter.detach()
+        saved = self.model.state_dict(keep_vars=True)
+        yield from ((name, b.detach()) for name, b in self.model.named_buffers() if name in saved)
+
+    def close(self) -> None:
+        """Release DeepSpeed's hooks and buffers."""
+        self.deepspeed.destroy()
+        del self.deepspeed, self.model, self.optimizer
+        gc.collect()
+
+    def _buckets(self) -> Iterator[list[tuple[str, torch.nn.Parameter]]]:
+        bucket: list[tuple[str, torch.nn.Parameter]] = []
+        elements = 0
+        for name, parameter in self.model.named_parameters():
+            size = getattr(parameter, "ds_numel", parameter.numel())
+            if bucket and elements + size > GATHER_ELEMENTS:
+                yield bucket
+                bucket, elements = [], 0
+            bucket.append((name, parameter))
+            elements += size
+        yield bucket
+
+    def _clip_at_stage_0(self, optimizer: Optimizer, *_: object) -> None:
+        """Runs after DeepSpeed's all-reduce and before the update."""
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        limit = math.inf if self._max_norm is None else self._max_norm
+        self._stage_0_norm = float(torch.nn.utils.clip_grad_norm_(params, limit))

@@ -1,0 +1,107 @@
+"""Token statistics of one step: accumulated on the device, reduced over rows and ranks, then named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from prl.trainer.distributed import World, all_gather_json
+
+
+class Moments(NamedTuple):
+    """Count, sum, sum of squares, minimum and maximum of a set of numbers."""
+
+    count: float
+    total: float
+    squares: float
+    low: float
+    high: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else math.nan
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation."""
+        return math.sqrt(max(self.squares / self.count - self.mean**2, 0.0)) if self.count else math.nan
+
+    def merge(self, other: Moments) -> Moments:
+        summed = (a + b for a, b in zip(self[:3], other[:3], strict=True))
+        return Moments(*summed, min(self.low, other.low), max(self.high, other.high))
+
+
+class TokenStats:
+    """Moments per metric name. `add` never waits for the device; `reduce` does once."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Take a vector over tokens into account; NaN marks tokens that are not part of the metric."""
+        self._parts.setdefault(name, []).append(_moments(values.detach()))
+
+    def reduce(self, world: World) -> dict[str, Moments]:
+        """Moments over all rows of all ranks. Collective; ranks may know different names."""
+        merged: dict[str, Moments] = {}
+        for rank_stats in all_gather_json(self._local(), world):
+            for name, numbers in rank_stats.items():
+                moments = Moments(*numbers)
+                merged[name] = merged[name].merge(moments) if name in merged else moments
+        return merged
+
+    def _local(self) -> dict[str, list[float]]:
+        if not self._parts:
+            return {}
+        names = [name for name, parts in self._parts.items() for _ in parts]
+        rows = torch.stack([part for parts in self._parts.values() for part in parts]).tolist()
+        merged: dict[str, Moments] = {}
+        for name, row in zip(names, rows, strict=True):
+            merged[name] = merged[name].merge(Moments(*row)) if name in merged else Moments(*row)
+        return {name: list(moments) for name, moments in merged.items() if moments.count}
+
+
+def _moments(values: Tensor) -> Tensor:
+    """[5] float64, see `Moments`."""
+    values = values.double().flatten()
+    real = ~values.isnan()
+    known = torch.where(real, values, 0.0)
+    edge = values.new_full((1,), torch.inf)
+    low = torch.cat([torch.where(real, values, torch.inf), edge]).amin()
+    high = torch.cat([torch.where(real, values, -torch.inf), -edge]).amax()
+    return torch.stack([real.sum().double(), known.sum(), known.square().sum(), low, high])
+
+
+TWO_SIDED = ("mean", "std", "max")
+ONE_SIDED = ("mean", "max")
+ALL = ("mean", "std", "min", "max")
+
+
+def suffixes(name: str) -> Sequence[str]:
+    """Which statistics of a token metric are reported."""
+    if name.startswith(("entropy/", "mismatch_kl/")):
+        return TWO_SIDED
+    if name.rpartition("/")[2] in ("is_masked", "masked_mismatch_kl", "unmasked_mismatch_kl"):
+        return ONE_SIDED
+    return ALL
+
+
+def named_statistics(moments: dict[str, Moments]) -> dict[str, float]:
+    """`<metric>/<statistic>` of every metric, and `kl_ent_ratio/mean` where the entropy is above 0."""
+    values = {
+        f"{name}/{suffix}": _statistic(found, suffix)
+        for name, found in moments.items()
+        for suffix in suffixes(name)
+    }
+    kl, entropy = values.get("mismatch_kl/all/mean"), values.get("entropy/all/mean")
+    if kl is not None and entropy:
+        values["kl_ent_ratio/mean"] = kl / entropy
+    return values
+
+
+def _statistic(moments: Moments, suffix: str) -> float:
+    return {"mean": moments.mean, "std": moments.std, "min": moments.low, "max": moments.high}[suffix]

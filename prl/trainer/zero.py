@@ -1,0 +1,75 @@
+"""DeepSpeed's configuration, written out in full wherever its defaults would change the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prl.config.training import MuonConfig, OptimConfig, ZeroConfig
+
+
+def effective_stage(zero: ZeroConfig, dtype: torch.dtype) -> int:
+    """The ZeRO stage that really runs.
+
+    Stage 0 with bfloat16 becomes 1: DeepSpeed's stage 0 makes one optimizer step with zero gradients while it
+    is built, which spoils Adam's bias correction for good.
+    """
+    return 1 if zero.stage == 0 and dtype == torch.bfloat16 else zero.stage
+
+
+def check_zero(zero: ZeroConfig, optim: OptimConfig, compile_layers: bool) -> None:
+    """Raises ValueError for combinations that DeepSpeed does not do or does wrongly."""
+    if zero.offload_optimizer and zero.stage == 0:
+        raise ValueError("zero.offload_optimizer=true needs zero.stage of 1 to 3; use zero=1")
+    if zero.offload_parameters and zero.stage != 3:
+        raise ValueError(f"zero.offload_parameters=true needs zero.stage=3, not {zero.stage}; use zero=3")
+    if zero.hpz_partition_size > 1 and zero.stage != 3:
+        raise ValueError(f"zero.hpz_partition_size={zero.hpz_partition_size} needs zero.stage=3; use zero=3")
+    if isinstance(optim, MuonConfig) and zero.offload_optimizer:
+        raise ValueError(
+            "optim=muon works on the device; set zero.offload_optimizer=false or use optim=adamw"
+        )
+    if compile_layers and zero.stage == 3:
+        raise ValueError("trainer.compile=true recompiles without end under zero=3; use zero=1 or zero=2")
+
+
+def deepspeed_config(
+    zero: ZeroConfig, optim: OptimConfig, dtype: torch.dtype, *, on_gpu: bool
+) -> dict[str, Any]:
+    """The whole configuration of the DeepSpeed engine.
+
+    Gradients are averaged over ranks (the only rule that all stages have), accumulated and reduced in
+    float32; the caller owns the accumulation boundary. At stage 0 the trainer clips by itself, because
+    DeepSpeed reports no norm there.
+    """
+    stage = effective_stage(zero, dtype)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_allreduce_op": "mean",
+        "gradient_clipping": 0.0 if stage == 0 else optim.max_norm or 0.0,
+        "communication_data_type": "fp32",
+        "zero_optimization": _zero_section(zero, stage, on_gpu),
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": None,
+    }
+    if dtype == torch.bfloat16:
+        config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return config
+
+
+def _zero_section(zero: ZeroConfig, stage: int, on_gpu: bool) -> dict[str, Any]:
+    # Overlap and caller-owned accumulation go together at stages 2 and 3 only. Pinned memory is a GPU matter.
+    section: dict[str, Any] = {"stage": stage, "overlap_comm": on_gpu and stage >= 2}
+    host = {"device": "cpu", "pin_memory": on_gpu}
+    if zero.offload_optimizer:
+        section["offload_optimizer"] = host
+    if stage == 3:
+        section["stage3_param_persistence_threshold"] = zero.param_persistence_threshold
+        section["zero_hpz_partition_size"] = zero.hpz_partition_size
+        if zero.offload_parameters:
+            section["offload_param"] = host
+    return section

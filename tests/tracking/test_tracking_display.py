@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from pathlib import Path
+
+from prl.tracking.board import Board, Row
+from prl.tracking.display import Display, LiveView, PlainView, SilentView, live_table, make_view, plain_line
+from prl.tracking.reader import Record
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def write_step(metrics: Path, step: int) -> None:
+    head = {"step": step, "time": time.time()}
+    lines = {
+        "orchestrator": {
+            "producer": "orchestrator",
+            **head,
+            "train/agg/effective/agent/reward/mean": step / 10,
+        },
+        "trainer": {"producer": "trainer", **head, "optim/lr": 1e-4, "entropy/all/mean": 1.25},
+    }
+    for name, line in lines.items():
+        with (metrics / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def wait_for(text: str, out: io.StringIO) -> None:
+    deadline = time.monotonic() + 10
+    while text not in out.getvalue():
+        assert time.monotonic() < deadline, out.getvalue()
+        time.sleep(0.02)
+
+
+def test_the_mode_decides_and_auto_asks_the_terminal() -> None:
+    assert isinstance(make_view("auto", io.StringIO()), PlainView)
+    assert type(make_view("none", Terminal())) is SilentView
+    assert type(make_view("plain", Terminal())) is PlainView
+    live = make_view("auto", Terminal())
+    assert isinstance(live, LiveView)
+    live.close()
+
+
+def test_one_plain_line_a_step(tmp_path: Path) -> None:
+    out = io.StringIO()
+    display = Display("plain", tmp_path, 30, out)
+    display.start()
+    write_step(tmp_path, 1)
+    wait_for("step 1/30", out)
+    write_step(tmp_path, 2)
+    display.close()
+    lines = out.getvalue().splitlines()
+    assert [line.split("  ")[0].split()[1:] for line in lines] == [["step", "1/30"], ["step", "2/30"]]
+    assert lines[1].endswith("reward 0.200  entropy 1.250"), "the last look comes after the end"
+
+
+def test_steps_of_earlier_attempts_are_not_news_but_count(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    out = io.StringIO()
+    display = Display("plain", tmp_path, None, out)
+    display.start()
+    write_step(tmp_path, 2)
+    display.close()
+    assert "step 1/" not in out.getvalue() and "step 2/∞" in out.getvalue()
+    assert display.board.rewards() == {1: 0.1, 2: 0.2}
+
+
+def test_none_shows_notes_only(tmp_path: Path) -> None:
+    out = io.StringIO()
+    display = Display("none", tmp_path, 30, out)
+    display.start()
+    write_step(tmp_path, 1)
+    display.note("MLflow is away")
+    display.close()
+    assert out.getvalue() == "MLflow is away\n" and display.board.trained_step == 1
+
+
+def test_a_terminal_that_goes_away_does_not_stop_the_board(tmp_path: Path) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError("nobody reads")
+
+    display = Display("plain", tmp_path, 30, Gone())
+    display.start()
+    write_step(tmp_path, 1)
+    deadline = time.monotonic() + 10
+    while any(thread.name == "display" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    write_step(tmp_path, 2)
+    display.close()
+    assert display.board.trained_step == 2
+
+
+def test_a_plain_line_tells_what_is_known() -> None:
+    row = Row(4, reward=0.5, truncated=0.25, off_policy=2.0, mismatch_kl=0.00123, tokens_per_second=12345.6)
+    row.wait_for_batch, row.wait_for_policy = 0.25, 1.5
+    assert plain_line(row) == (
+        "reward 0.500  mismatch KL 1.2e-03  stale 2  truncated 25%  tokens/s 12,346  waits rollouts 1.5s"
+    )
+    assert plain_line(Row(1)) == ""
+
+
+def test_the_live_table_has_the_newest_rows_and_only_columns_that_are_told() -> None:
+    from rich.console import Console
+
+    board = Board(30)
+    records = [
+        Record("orchestrator", s, 0.0, {"train/agg/effective/agent/reward/mean": s / 100})
+        for s in range(1, 21)
+    ]
+    board.update([*records, Record("trainer", 19, 0.0, {"optim/lr": 1e-4, "entropy/all/mean": 1.5})])
+    table = live_table(board, 75.0)
+    assert [column.header for column in table.columns] == ["step", "reward", "entropy"]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0.200" in text and "0.080" not in text and "step 19/30  1:15" in text
+    assert "starting" in str(live_table(Board(30), 1.0).caption)
+
+
+def test_the_live_view_redraws_and_keeps_notes(tmp_path: Path) -> None:
+    out = Terminal()
+    display = Display("live", tmp_path, 30, out)
+    display.start()
+    write_step(tmp_path, 7)
+    wait_for("0.700", out)
+    display.note("MLflow is [away]")
+    display.close()
+    assert "MLflow is [away]" in out.getvalue() and "step 7/30" in out.getvalue()

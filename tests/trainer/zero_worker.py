@@ -1,0 +1,53 @@
+"""One of several trainer ranks: runs the cases of a job file, rank 0 writes what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from trainer_lab import IPO, make_config
+
+from prl.config import training
+from prl.records import MicroBatch
+from prl.trainer import distributed
+from prl.trainer.engine import TrainEngine
+from prl.trainer.step import train_step
+
+OPTIMIZERS = {
+    "adamw": training.AdamWConfig(lr=1e-3, betas=[0.9, 0.95], eps=1e-5, weight_decay=0.01),
+    "muon": training.MuonConfig(lr=0.01, adam_lr=1e-3, eps=1e-5),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    job = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(job["out"])
+    world = distributed.join(int(job_rank()), job["world"], out / "store", timeout=60)
+    for name, case in job["cases"].items():
+        zero = training.ZeroConfig(stage=case["stage"], param_persistence_threshold=0)
+        config = make_config(Path(job["model"]), OPTIMIZERS[case["optim"]], zero=zero)
+        engine = TrainEngine(config, world, None)
+        metrics = []
+        for step, ranks in enumerate(case["rows"], 1):
+            rows = [MicroBatch(**row) for row in ranks[world.rank]]
+            metrics.append(train_step(engine, rows, IPO, step))
+        weights = {n: t.clone() for n, t in engine.full_tensors()}
+        engine.close()
+        if world.rank == 0:
+            (out / f"{name}.json").write_text(json.dumps(metrics))
+            save_file(weights, out / f"{name}.safetensors")
+    distributed.leave(world)
+
+
+def job_rank() -> str:
+    """As the launcher would know it; the variables of a cluster job take precedence."""
+    import os
+
+    return os.environ["RANK"]
+
+
+main()
