@@ -115,6 +115,9 @@ class Supervisor:
             if self.interrupts.urgent:
                 break
             time.sleep(POLL_SECONDS / 4)
+        for child in roles:
+            if child.running:
+                log.warning("%s did not end on SIGTERM and is killed", child.role.name)
         left = kill_family(self.key, tree)  # the guard is of the family too
         for child in self.children:
             if child.process.stdin is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prl.config.rules_rl import sources
+from prl.model_path import named_model
 
 Kind = Literal["server", "job"]
 Wants = Literal["engine", "trainer"] | None
@@ -113,7 +114,9 @@ def _rl_parts(config: Any) -> Iterator[_Part]:
     if config.inference.name != "external":
         yield _Part("inference", "server", offline | threads, "engine", ready)
     for key, endpoint in served_teachers(config).items():
-        yield _Part(f"teacher/{key}", "server", _offline(endpoint.model) | threads, "engine", ready)
+        yield _Part(
+            f"teacher/{key}", "server", _offline(named_model(endpoint.model).path) | threads, "engine", ready
+        )
     for name in config.env:
         yield _Part(f"env/{name}", "server", ready_timeout=config.cluster.start_timeout)
     yield _Part("orchestrator", "job")

@@ -28,7 +28,7 @@ from prl.tracking.mlflow_store import Store, find_store
 from prl.tracking.mlflow_writer import MlflowWriter
 
 REFUSED = 2
-FLUSH_SECONDS = {"FINISHED": 30.0, "FAILED": 8.0, "KILLED": 8.0}
+FLUSH_SECONDS = {"FINISHED": 30.0, "FAILED": 6.0, "KILLED": 15.0}
 """How long after its end a run waits for the tracker to take what is left, by how it ended."""
 
 
@@ -65,7 +65,7 @@ def launch(command: str, config: Any, command_line: str | list[str]) -> int:
         interrupts = stack.enter_context(Interrupts())
         try:
             run = stack.enter_context(open_run(command, config, plan, words))
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # taken meanwhile, or not writable
             return _refuse(error)
         stack.enter_context(_launcher_log(run, config.log.level))
         return Attempt(command, config, plan, run, words, interrupts).execute(gpus)
@@ -127,7 +127,7 @@ class Attempt:
         print(text, flush=True)
 
 
-def _refuse(error: ValueError) -> int:
+def _refuse(error: Exception) -> int:
     print(error, file=sys.stderr)
     return REFUSED
 

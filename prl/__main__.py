@@ -13,10 +13,12 @@ from typing import Any
 
 from prl.config.command_line import CommandLine, parse
 from prl.config.errors import ConfigErrors
+from prl.config.eval_line import expand
 
 COMMANDS = {
     "rl": "launchers.run:launch_rl",
     "sft": "launchers.run:launch_sft",
+    "eval": "launchers.run_eval:launch_eval",
     "export": "prl.checkpoint.export:run",
 }
 """Command -> where its job lives; imported when the configuration has been accepted."""
@@ -27,8 +29,12 @@ REFUSED = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:2] == ["eval", "compare"]:
+        from prl.evals.compare import main as compare
+
+        return compare(words[2:])
     try:
-        return _run(parse(words, list(COMMANDS)), words)
+        return _run(parse(expand(words), list(COMMANDS)), words)
     except ConfigErrors as errors:
         print(errors, file=sys.stderr)
         return REFUSED

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prl.assets import bundled_model
+from prl.assets import bundled_model, bundled_models
 from prl.checkpoint.marker import step_dirs
 from prl.config.training import ModelConfig
+
+
+def named_model(name: str) -> ModelConfig:
+    """The model that one word stands for: a bundled one, else a directory."""
+    return ModelConfig(name=name, path=None if name in bundled_models() else name)
 
 
 def resolve_model_path(model: ModelConfig) -> Path:

@@ -76,18 +76,18 @@ class RunDir:
         """Tell the other processes where `role` listens, once it really does."""
         write_atomic(self.address_file(role), json.dumps({"address": address, "pid": os.getpid()}))
 
-    async def wait_for_address(self, role: str, timeout: float) -> str:
-        """Address published by `role`. Raises TimeoutError after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+    async def wait_for_address(self, role: str, seconds: float) -> str:
+        """Address published by `role`. Raises TimeoutError after `seconds`."""
+        deadline = time.monotonic() + seconds
         while (address := self._address(role)) is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{role} published no address within {timeout:.0f} s")
+                raise TimeoutError(f"{role} published no address within {seconds:.0f} s")
             await asyncio.sleep(POLL_SECONDS)
         return address
 
-    def wait_for_address_blocking(self, role: str, timeout: float) -> str:
+    def wait_for_address_blocking(self, role: str, seconds: float) -> str:
         """`wait_for_address` for processes without an event loop."""
-        return asyncio.run(self.wait_for_address(role, timeout))
+        return asyncio.run(self.wait_for_address(role, seconds))
 
     def _address(self, role: str) -> str | None:
         try:

@@ -75,6 +75,10 @@ class Algorithm(Generic[C]):
     async def score_group(self, episodes: list[Episode]) -> None:
         """Runs once for a whole group with at least one trainable trace; episodes in order of arrival."""
 
+    def metrics(self) -> dict[str, float]:
+        """What it shows of itself with every batch, under `algo/<env>/`."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """What must survive a resume, as JSON values."""
         return {}

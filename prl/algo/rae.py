@@ -26,6 +26,10 @@ class Rae(Algorithm[RaeConfig]):
             assign_advantage(trace, reward - baseline)
             self.baselines[trace.agent] = self.config.decay * baseline + (1 - self.config.decay) * reward
 
+    def metrics(self) -> dict[str, float]:
+        """`baseline/<agent>`: where the running baseline of each agent stands."""
+        return {f"baseline/{agent}": value for agent, value in self.baselines.items()}
+
     def state_dict(self) -> dict[str, Any]:
         return {"baselines": dict(self.baselines)}
 

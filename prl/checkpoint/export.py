@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from prl.checkpoint.export_source import locate
@@ -49,7 +50,7 @@ def run(config: ExportConfig) -> int:
         out = Path(config.out).expanduser().absolute() if config.out else source.step_dir / "weights"
         dtype = getattr(torch, config.dtype)
         print(export(source.step_dir, out, dtype, config.shard_bytes, source.model, source.num_layers))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         print(f"export: {error}", file=sys.stderr)
         return 2
     return 0
@@ -74,7 +75,8 @@ def export(
         raise ValueError(f"{out} exists and is not empty: remove it or choose another out=")
     started = time.perf_counter()
     temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    if temporary.exists():
+        shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
     copy_model_files(model_source, temporary, dtype, num_layers)
     num_files, num_bytes = write_weights(step_dir / "trainer", temporary, dtype, shard_bytes)

@@ -24,7 +24,8 @@ def load_trainer(engine: Any, path: Path, ckpt: CkptConfig) -> dict[str, Any]:
     continues bitwise; otherwise the weights are bitwise and the rest is rounding. Returns the saved `extra`;
     the place in the schedule is the caller's and belongs there.
 
-    `ckpt.skip_optimizer` leaves the optimizer fresh, `ckpt.skip_progress` counters and random state.
+    `ckpt.skip_optimizer` leaves the optimizer fresh, `ckpt.skip_progress` DeepSpeed's counters and the random
+    state. Hyper-parameters are those of the engine; one that changed since the save is logged.
 
     Raises ValueError if the checkpoint is of another model, optimizer or format.
     """

@@ -67,7 +67,7 @@ def why_incomplete(directory: Path) -> str | None:
     Existence and size of every listed file are verified, not their contents.
     """
     try:
-        files = json.loads((directory / MARKER).read_text())["files"]
+        files = dict(json.loads((directory / MARKER).read_text())["files"])
     except FileNotFoundError:
         return f"no file {MARKER}: the save did not finish"
     except (ValueError, KeyError, TypeError):

@@ -23,6 +23,9 @@ from torch.serialization import _get_layout
 
 _RECORDS = {name: getattr(dcp_metadata, name) for name in (*dcp_metadata.__all__, "_MEM_FORMAT_ENCODING")}
 
+_UNPICKLING_ERRORS = (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ValueError)
+"""What pickle says to bytes that are none of its own."""
+
 
 class CheckpointReader(FileSystemReader):
     """Reads the DCP directory `path`.
@@ -48,7 +51,7 @@ class CheckpointReader(FileSystemReader):
         with file.open("rb") as stream:
             try:
                 metadata = _MetadataUnpickler(stream).load()
-            except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, TypeError) as error:
+            except _UNPICKLING_ERRORS as error:
                 raise ValueError(f"{file} is damaged or is not checkpoint metadata: {error}") from error
         if not isinstance(metadata, Metadata):
             raise ValueError(f"{file} is not checkpoint metadata: it holds a {type(metadata).__name__}")
@@ -62,6 +65,7 @@ class CheckpointReader(FileSystemReader):
         """Fill `targets` in place from the tensors of the same names, converting dtypes.
 
         A target is a tensor of the stored shape or a `ZeroFragment` of it. All names must be in `tensors`.
+        Raises ValueError if a file is missing or damaged so that it cannot be read.
         """
         absent = targets.keys() - self.tensors.keys()
         assert not absent, f"not in {self._directory}: {sorted(absent)}"
@@ -69,8 +73,11 @@ class CheckpointReader(FileSystemReader):
         planner.set_up_planner(dict(targets), self._metadata, is_coordinator=True)
         self.set_up_storage_reader(self._metadata, is_coordinator=True)
         plan = self.prepare_local_plan(planner.create_local_plan())
-        with torch.no_grad():
-            self.read_data(plan, planner).wait()
+        try:
+            with torch.no_grad():
+                self.read_data(plan, planner).wait()
+        except (pickle.UnpicklingError, EOFError, OSError, RuntimeError) as error:
+            raise ValueError(f"a file of {self._directory} is missing or damaged: {error}") from error
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -28,7 +28,8 @@ def save_trainer(engine: Any, path: Path, extra: dict[str, Any]) -> None:
     rank = dist.get_rank()
     temporary = path.with_name(f".{path.name}.tmp")
     if rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary.exists():
+            shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
     dist.barrier()
     parts = partitions(engine)

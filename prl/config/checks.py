@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from prl.config import rules_eval
 from prl.config import rules_rl as rl
+from prl.config import rules_teacher as teacher
 from prl.config import rules_training as training
 from prl.config.errors import Problem
 from prl.config.schema import ExportConfig
@@ -56,6 +58,8 @@ RULES: dict[str, list[Rule]] = {
         rl.completions_leave_room,
         rl.rows_hold_the_context,
         rl.algorithms_are_complete,
+        teacher.teachers_are_there,
+        rl.hierarchies_have_agents,
         rl.token_weights_agree,
         rl.distillation_samples_at_one,
         rl.loss_bounds_are_ordered,
@@ -64,5 +68,6 @@ RULES: dict[str, list[Rule]] = {
         *TRAINING_RULES,
     ],
     "sft": TRAINING_RULES,
+    "eval": [*rules_eval.RULES],
     "export": [export_has_a_source],
 }

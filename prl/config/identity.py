@@ -58,4 +58,5 @@ def _slug(text: str) -> str:
 def _path_fields(command: str, config: Any) -> list[tuple[Any, str]]:
     if command == "export":
         return [(config, "run"), (config, "out")]
-    return [(config, "output_dir"), (config.ckpt, "dir"), (config.model, "path"), (config.run, "resume")]
+    common = [(config, "output_dir"), (config.model, "path"), (config.run, "resume")]
+    return [*common, (config, "checkpoints") if command == "eval" else (config.ckpt, "dir")]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-AUDIENCE = re.compile(r"^(rl|sft|export): ")
+AUDIENCE = re.compile(r"^(rl|sft|eval|export): ")
 """An experiment or debug option that fits one command only names it first: `# sft: choose to ...`."""
 
 

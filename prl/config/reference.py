@@ -19,7 +19,7 @@ from prl.config.options import headline, split_audience
 from prl.config.schema import GROUPS, JOBS
 from prl.config.store import conf_dir
 
-HIDDEN = ("hydra", "recipe/rl")
+HIDDEN = ("hydra", "recipe/rl", "recipe/eval")
 """Groups that no user chooses from."""
 
 

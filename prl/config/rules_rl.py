@@ -10,9 +10,7 @@ from prl.config.algo import (
     EchoConfig,
     GrpoConfig,
     HierarchicalGrpoConfig,
-    OpdConfig,
     OpsdConfig,
-    SftAlgoConfig,
 )
 from prl.config.curriculum import DifficultyPoolConfig
 from prl.config.errors import Problem
@@ -104,6 +102,9 @@ def groups_have_peers(config: RlConfig) -> Iterator[Problem]:
 def sampling_is_what_the_learner_models(config: RlConfig) -> Iterator[Problem]:
     """The learner's logprobs are of the whole vocabulary; imitated teachers may sample as they like."""
     for source in sources(config):
+        if config.env[source.env].sampling.temperature == 0:
+            path = f"env.{source.env}.sampling.temperature"
+            yield Problem(path, 0, "greedy rollouts of a task are all the same: nothing to learn from", f"Set {path}=1.")
         if source.algo.name == "sft":
             continue
         for path, top_p, top_k in _truncations(config, source.env):
@@ -149,12 +150,6 @@ def rows_hold_the_context(config: RlConfig) -> Iterator[Problem]:
 
 def algorithms_are_complete(config: RlConfig) -> Iterator[Problem]:
     for path, algo in algorithms(config).items():
-        if isinstance(algo, OpdConfig | SftAlgoConfig):
-            if algo.teacher.model is None:
-                reason = f"{path}={algo.name} needs a teacher"
-                remedy = f"Name the model at {path}.teacher.base_url, or one that prl shall serve."
-                yield Problem(f"{path}.teacher.model", None, reason, remedy)
-            yield from _api_url(f"{path}.teacher.base_url", algo.teacher.base_url)
         if isinstance(algo, OpsdConfig) and "{demonstration}" not in algo.template:
             remedy = "Put {demonstration} where the task's demonstration shall stand."
             yield Problem(f"{path}.template", algo.template, "has no {demonstration}", remedy)
@@ -163,6 +158,24 @@ def algorithms_are_complete(config: RlConfig) -> Iterator[Problem]:
         if isinstance(algo, EchoConfig):
             yield from _echo_roles(path, algo)
         yield from check_import_path(f"{path}.import_path", algo.import_path)
+
+
+def hierarchies_have_agents(config: RlConfig) -> Iterator[Problem]:
+    """hierarchical_grpo compares agents, so the environment must have several, those it names among them."""
+    for source in sources(config):
+        if not isinstance(source.algo, HierarchicalGrpoConfig):
+            continue
+        seats = config.env[source.env].seats or []
+        absent = [agent for agent in source.algo.episode_agents if agent not in seats]
+        if len(seats) < 2:
+            reason = f"env.{source.env} has one agent; hierarchical_grpo compares several"
+            remedy = f"Choose env=[proposer_solver], or list the agents in env.{source.env}.seats."
+            involves = (f"env.{source.env}.seats",)
+            yield Problem(f"{source.algo_path}.name", source.algo.name, reason, remedy, involves)
+        elif absent:
+            reason = f"env.{source.env} has no agent {', '.join(absent)}"
+            path = f"{source.algo_path}.episode_agents"
+            yield Problem(path, source.algo.episode_agents, reason, f"Its agents: {', '.join(seats)}.")
 
 
 def _echo_roles(path: str, algo: EchoConfig) -> Iterator[Problem]:
@@ -243,10 +256,10 @@ def _pools(path: str, curriculum: DifficultyPoolConfig) -> Iterator[Problem]:
 
 def engine_has_an_address(config: RlConfig) -> Iterator[Problem]:
     if isinstance(config.inference, ExternalConfig):
-        yield from _api_url("inference.base_url", config.inference.base_url)
+        yield from check_api_url("inference.base_url", config.inference.base_url)
 
 
-def _api_url(path: str, url: str | None) -> Iterator[Problem]:
+def check_api_url(path: str, url: str | None) -> Iterator[Problem]:
     if url is None:
         return
     if not re.match(r"https?://[^/]+", url):

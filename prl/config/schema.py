@@ -128,6 +128,74 @@ class SftConfig:
 
 
 @dataclass
+class EvalRolloutConfig:
+    """Rollouts of an evaluation. An environment's own values win, field by field."""
+
+    group_size: int = opt(1, "Rollouts per task.", ge=1)
+    sampling: sources.SamplingConfig = opt(
+        factory=sources.SamplingConfig, doc="Sampling of every environment; null = left to the engine."
+    )
+
+
+@dataclass
+class EvalClientConfig:
+    """The endpoint of `inference=external`, which speaks OpenAI's chat completions."""
+
+    base_url: str | None = opt(None, "URL ending in /v1; null = prl serves the model itself.")
+    api_key_var: str = opt("PRL_API_KEY", "Name of the environment variable that holds the key.")
+    headers: dict[str, str] = opt(factory=dict, doc="Extra HTTP headers.")
+    timeout: float = opt(30.0, "Seconds that the first question (which models are there) may take.", gt=0)
+
+
+@dataclass
+class EvalSharedConfig:
+    """What every environment gets beneath its own options, key by key."""
+
+    taskset: dict[str, Any] = opt(factory=dict, doc="Options of every taskset.")
+    agents: dict[str, Any] = opt(factory=dict, doc="Options per agent.")
+
+
+@dataclass
+class EvalRulesConfig:
+    """How an evaluation deals with faults, and how it counts."""
+
+    errors: str = opt(
+        "skip", "A rollout that failed enters no mean, or counts as reward 0.", choices=("skip", "zero")
+    )
+    retries: int = opt(4, "Times that a rollout is repeated after 429, 5xx or a lost connection.", ge=0)
+    backoff: float = opt(1.0, "Seconds before the first repetition; doubles each time.", ge=0)
+    max_backoff: float = opt(60.0, "Longest such pause, seconds.", ge=0)
+    rollouts_per_minute: float | None = opt(None, "Rollouts started per minute at most.", gt=0)
+    resamples: int = opt(2000, "Bootstrap resamples behind each interval.", ge=100)
+
+
+@dataclass
+class EvalConfig:
+    """`prl eval`: any model on many environments."""
+
+    env: dict[str, sources.EnvConfig] = opt(factory=dict, doc="Environments by name.")
+    model: training.ModelConfig = opt(factory=training.ModelConfig, doc="The model.")
+    steps: list[Any] = opt(
+        factory=list, doc="Checkpoints of the run `model.path`, as [10,20,final]; empty = its weights."
+    )
+    checkpoints: str | None = opt(None, "Run directory that `steps` speaks of; null = `model.path`.")
+    select: sources.SelectConfig = opt(factory=sources.SelectConfig, doc="Which tasks of each environment.")
+    rollout: EvalRolloutConfig = opt(factory=EvalRolloutConfig, doc="Rollouts.")
+    shared: EvalSharedConfig = opt(factory=EvalSharedConfig, doc="Options that all environments share.")
+    concurrency: int = opt(128, "Rollouts in flight.", ge=1)
+    eval: EvalRulesConfig = opt(factory=EvalRulesConfig, doc="Faults and statistics.")
+    client: EvalClientConfig = opt(factory=EvalClientConfig, doc="The endpoint of `inference=external`.")
+    inference: Any = opt(doc="Which engine samples.")
+    cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
+    tracking: Any = opt(doc="Where metrics go.")
+    run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
+    log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
+    seed: int = opt(0, "Seed of tasks, sampling and bootstrap.", ge=0)
+    output_dir: str = opt("outputs", "Parent of all runs.")
+    dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
+
+
+@dataclass
 class ExportConfig:
     """`prl export`: a checkpoint as safetensors that `from_pretrained` loads."""
 
@@ -138,7 +206,7 @@ class ExportConfig:
     shard_bytes: int = opt(5_000_000_000, "Largest file, bytes.", ge=1)
 
 
-JOBS: dict[str, type] = {"rl": RlConfig, "sft": SftConfig, "export": ExportConfig}
+JOBS: dict[str, type] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig, "export": ExportConfig}
 
 GROUPS: dict[str, dict[str, type]] = {
     "algo": {

@@ -13,11 +13,33 @@ class SamplingConfig:
     """How completions are sampled. A null field takes the run's value (`rollout.sampling`)."""
 
     temperature: float | None = opt(
-        None, "Sampling temperature; the learner divides logits by it.", gt=0, le=2
+        None, "Sampling temperature; the learner divides logits by it; 0 (greedy) in `prl eval` only.", ge=0, le=2
     )
     top_p: float | None = opt(None, "Nucleus sampling (1 = off).", gt=0, le=1)
     top_k: int | None = opt(None, "Top-k sampling (-1 = off).", ge=-1)
     max_tokens: int | None = opt(None, "Longest completion of one turn, tokens.", ge=1)
+
+
+@dataclass
+class TaskMatchConfig:
+    """Tasks by position or identity; a task matches when any of these names it."""
+
+    idx: list[Any] = opt(factory=list, doc="Positions: integers and slices, as [3,'10:20','100:'].")
+    ids: list[str] = opt(factory=list, doc="Their `id`.")
+    keys: list[str] = opt(factory=list, doc="Their `key`, as traces record it.")
+    names: list[str] = opt(factory=list, doc="Their `name`.")
+
+
+@dataclass
+class SelectConfig:
+    """Which tasks: include, exclude, shuffle, skip, limit, in this order. Null = the shared value, else none."""
+
+    include: TaskMatchConfig = opt(factory=TaskMatchConfig, doc="Keep these only; empty = all.")
+    exclude: TaskMatchConfig = opt(factory=TaskMatchConfig, doc="Drop these.")
+    shuffle: bool | None = opt(None, "Shuffle what is left.")
+    seed: int | None = opt(None, "Seed of the shuffle; null = 0.", ge=0)
+    skip: int | None = opt(None, "Drop the first so many.", ge=0)
+    limit: int | None = opt(None, "Take at most so many; needed for endless tasksets in `prl eval`.", ge=1)
 
 
 @dataclass
@@ -27,6 +49,8 @@ class EnvConfig:
     id: str | None = opt(None, "verifiers taskset id or importable module; null = the environment's name.")
     taskset: dict[str, Any] = opt(factory=dict, doc="Options of the taskset.")
     agents: dict[str, Any] = opt(factory=dict, doc="Options per agent (harness, runtime, max_turns, ...).")
+    seats: list[str] | None = opt(None, "Names of its agents, where there are several; null = one agent.")
+    select: SelectConfig = opt(factory=SelectConfig, doc="Which of its tasks.")
     ratio: float = opt(1.0, "Share of the groups drawn from here, relative to the other environments.", gt=0)
     group_size: int | None = opt(None, "Rollouts per task; null = `rollout.group_size`.", ge=1)
     sampling: SamplingConfig = opt(factory=SamplingConfig, doc="Overrides of `rollout.sampling`.")

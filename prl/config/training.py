@@ -19,6 +19,7 @@ class ModelConfig:
     renderer: str = opt(
         "auto", "How messages become tokens: auto, a family name of `renderers`, or `package.module:Class`."
     )
+    teacher: str | None = opt(None, "Frozen model that algo=opd and algo=sft take if they name none.")
     random_init: bool = opt(False, "Ignore the weights and initialise at random (plumbing tests).")
     num_layers: int | None = opt(None, "Keep only the first layers (plumbing tests).", ge=1)
 

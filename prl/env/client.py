@@ -36,21 +36,21 @@ class EnvServerClient:
         except TimeoutError as error:
             raise EnvServerDied(f"env/{self.name} at {self.address} does not answer") from error
 
-    async def run(self, request: dict[str, Any], timeout: float) -> Any:
+    async def run(self, request: dict[str, Any], patience: float) -> Any:
         """The `WireEpisode` of one run. Cancels the run in the server if it is not awaited to its end.
 
-        Raises TimeoutError after `timeout` seconds, EnvServerDied, and RuntimeError with the server's words
+        Raises TimeoutError after `patience` seconds, EnvServerDied, and RuntimeError with the server's words
         if it refused the request.
         """
         running = asyncio.create_task(self._client.run(**request))
         try:
-            await asyncio.wait({running, self._death}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, self._death}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 return running.result()
             if self._death.done():
                 self._death.result()
                 raise EnvServerDied(f"env/{self.name} at {self.address} died")
-            raise TimeoutError(f"no end after {timeout:g} s")
+            raise TimeoutError(f"no end after {patience:g} s")
         finally:
             if not running.done():
                 running.cancel()

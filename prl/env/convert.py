@@ -2,8 +2,8 @@
 
 Faults that verifiers lets pass as ordinary traces become typed errors here: `EmptyTrajectory` (no turn),
 `PromptTooLong` (not even the first prompt fitted), `EmptyCompletion` (a turn without a sampled token),
-`NoTokens` (a turn whose tokens were never captured), `MissingReward`, `NonFiniteReward`. Any other error keeps
-the name that verifiers gave it; `EpisodeFailed` marks the traces of an episode that failed as a whole.
+`NoTokens` (a turn whose tokens were never captured), `MissingReward`, `NonFiniteReward`. Any other error
+keeps the name that verifiers gave it; `EpisodeFailed` marks the traces of an episode that failed as a whole.
 """
 
 from __future__ import annotations
@@ -20,15 +20,23 @@ PROMPT_TOO_LONG = "prompt_too_long"
 STAGES = ("boot", "setup", "agent", "finalize", "scoring")
 
 
-def convert_episode(wire: Any, *, env: str, group_id: str, task: dict[str, Any], started_at: float) -> Episode:
-    """The record of a `WireEpisode`. `policy` stays None."""
+def convert_episode(
+    wire: Any,
+    *,
+    env: str,
+    group_id: str,
+    task: dict[str, Any],
+    started_at: float,
+    text_only: bool = False,
+) -> Episode:
+    """The record of a `WireEpisode`. `policy` stays None; `text_only` expects no tokens."""
     episode = Episode(
         id=wire.id,
         env=env,
         group_id=group_id,
         task_key=wire.task.key,
         task=task,
-        traces=[convert_trace(trace) for trace in wire.traces],
+        traces=[convert_trace(trace, text_only) for trace in wire.traces],
         started_at=started_at,
         finished_at=time.time(),
     )
@@ -54,7 +62,7 @@ def mark_failed(episode: Episode, error: TraceError) -> None:
         trace.error = trace.error or error
 
 
-def convert_trace(wire: Any) -> Trace:
+def convert_trace(wire: Any, text_only: bool = False) -> Trace:
     """The record of one agent's run. Branches hold indices of nodes; only trainable ones are kept."""
     index = {id(node): i for i, node in enumerate(wire.nodes)}
     trace = Trace(
@@ -75,7 +83,7 @@ def convert_trace(wire: Any) -> Trace:
     )
     if _ran_out_of_context(wire):
         trace.is_truncated, trace.stop_condition = True, PROMPT_TOO_LONG
-    trace.error = (_last_error(wire) or TraceError("Error")) if not wire.ok else find_fault(trace)
+    trace.error = find_fault(trace, text_only) if wire.ok else _last_error(wire) or TraceError("Error")
     return trace
 
 
@@ -93,7 +101,7 @@ def convert_node(wire: Any) -> Node:
     )
 
 
-def find_fault(trace: Trace) -> TraceError | None:
+def find_fault(trace: Trace, text_only: bool = False) -> TraceError | None:
     """What keeps a trace that verifiers calls good from being used."""
     if trace.num_turns == 0 and trace.stop_condition == PROMPT_TOO_LONG:
         return TraceError("PromptTooLong", "the first prompt exceeds the engine's context")
@@ -103,7 +111,7 @@ def find_fault(trace: Trace) -> TraceError | None:
         return TraceError("MissingReward", f"no value from: {', '.join(missing)}")
     if trace.reward is None or not math.isfinite(trace.reward):
         return TraceError("NonFiniteReward", f"rewards: {trace.rewards}")
-    if not trace.agent_trainable:
+    if text_only or not trace.agent_trainable:
         return None
     return next((fault for node in trace.nodes if node.sampled and (fault := _token_fault(node))), None)
 
@@ -140,6 +148,7 @@ def _timing(timing: Any) -> dict[str, float]:
 def _text(message: Any) -> str:
     """Text of a message body, tool calls included as the model wrote their names and arguments."""
     content = message.content
-    parts = [content or ""] if content is None or isinstance(content, str) else [p.text for p in content if p.type == "text"]
-    calls = getattr(message, "tool_calls", None) or []
-    return "\n".join([*filter(None, parts), *(f"{call.name}({call.arguments})" for call in calls)])
+    if not isinstance(content, str):
+        content = "".join(part.text for part in content or [] if part.type == "text")
+    calls = [f"{call.name}({call.arguments})" for call in getattr(message, "tool_calls", None) or []]
+    return "\n".join([content, *calls] if content else calls)

@@ -12,9 +12,6 @@ from prl.config.sources import EnvConfig
 from prl.env.inprocess_chat import HARNESS_ID
 from prl.env.plugins import register_harness, register_taskset
 
-OWNED = ("id", "taskset")
-"""Fields of verifiers' configuration that `env.<name>` sets elsewhere."""
-
 
 def environment_config(name: str, config: EnvConfig, seed: int) -> vf.EnvConfig:
     """What verifiers runs for `env.<name>`; `seed` goes to tasksets that have one and are given none.
@@ -26,14 +23,14 @@ def environment_config(name: str, config: EnvConfig, seed: int) -> vf.EnvConfig:
     register_harness()
     register_taskset(taskset_id)
     fields = env_config_type(taskset_id).model_fields
-    if unknown := set(config.agents) - set(fields) | set(config.agents) & set(OWNED):
-        known = [field for field in fields if field not in OWNED]
-        raise ValueError(
-            f"env.{name}.agents has no {', '.join(sorted(unknown))}; seats of this environment: "
-            f"{', '.join(_seats(fields))}; other options: {', '.join(sorted(set(known) - set(_seats(fields))))}"
-        )
+    seats = {
+        name: field.default for name, field in fields.items() if isinstance(field.default, vf.AgentConfig)
+    }
+    _check_options(name, config.agents, set(fields) - {"id", "taskset"}, set(seats))
+    if config.seats is not None and set(config.seats) != set(seats):
+        raise ValueError(f"env.{name}.seats={config.seats}, but its agents are {', '.join(sorted(seats))}")
     data = {"taskset": _taskset(taskset_id, config.taskset, seed), **config.agents}
-    for seat, default in _seats(fields).items():
+    for seat, default in seats.items():
         data[seat] = _seat(default, config.agents.get(seat) or {}, default_harness_id(taskset_id))
     try:
         return vf.resolve_env_config(data)
@@ -41,8 +38,12 @@ def environment_config(name: str, config: EnvConfig, seed: int) -> vf.EnvConfig:
         raise ValueError(f"env.{name}: {_wording(error)}") from error
 
 
-def _seats(fields: dict[str, Any]) -> dict[str, vf.AgentConfig]:
-    return {name: field.default for name, field in fields.items() if isinstance(field.default, vf.AgentConfig)}
+def _check_options(name: str, given: dict[str, Any], known: set[str], seats: set[str]) -> None:
+    if unknown := set(given) - known:
+        raise ValueError(
+            f"env.{name}.agents has no {', '.join(sorted(unknown))}; seats of this environment: "
+            f"{', '.join(sorted(seats))}; other options: {', '.join(sorted(known - seats))}"
+        )
 
 
 def _taskset(taskset_id: str, options: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -73,10 +73,10 @@ class Tools:
         self.schemas, self.dispatch, self.servers = schemas, dispatch, servers
 
     @classmethod
-    async def connect(cls, urls: dict[str, str], timeout: float, stack: AsyncExitStack) -> Tools:
+    async def connect(cls, urls: dict[str, str], patience: float, stack: AsyncExitStack) -> Tools:
         if not urls:
             return cls([], {}, {})
-        servers = {name: {"url": url, "timeout": timeout} for name, url in urls.items()}
+        servers = {name: {"url": url, "timeout": patience} for name, url in urls.items()}
         return cls(*await connect_mcp({"mcpServers": servers}, stack))
 
     async def call(self, call: dict[str, Any]) -> dict[str, Any]:

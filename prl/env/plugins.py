@@ -73,4 +73,3 @@ def _find(name: str) -> str | None:
         return name if importlib.util.find_spec(name) else None
     except ModuleNotFoundError:
         return None
-

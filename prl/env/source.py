@@ -5,7 +5,6 @@ The client owns the tasks; the environment server, another process, runs the rol
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -50,8 +49,8 @@ class EnvSource:
         self.endless = not taskset.bounded
         self.tasks: Sequence[Task] | Iterator[Task]
         self.tasks = map(_task, taskset) if self.endless else _shuffled(name, taskset, run_config.seed)
-        self._client_settings = {
-            "api_key_var": getattr(run_config.inference, "api_key_var", "PRL_API_KEY"),
+        self._key = {"api_key_var": getattr(run_config.inference, "api_key_var", "PRL_API_KEY")}
+        self._renderer = {
             "renderer": renderer_config(run_config.model),
             "renderer_model_name": str(resolve_model_path(run_config.model)),
         }
@@ -70,20 +69,22 @@ class EnvSource:
         base_url: str,
         model: str,
         sampling: dict[str, Any],
+        train: bool,
         cache_salt: str | None,
-        train: bool = True,
     ) -> Episode:
         """One episode of `task`, sampled from `model` at `base_url` (ending in /v1).
 
-        A fault of the rollout comes back as an error on its trace, `RolloutTimeout` and `EnvServerError`
-        included. Cancelling the caller cancels the rollout in the server. Raises EnvServerDied, and ValueError
-        if the server ran another task than it was given.
+        `train` captures tokens and logprobs, through /inference/v1/generate; without it the episode is text
+        only, through /v1/chat/completions, for endpoints that speak nothing else. A fault of the rollout
+        comes back as an error on its trace, `RolloutTimeout` and `EnvServerError` included. Cancelling the
+        caller cancels the rollout in the server. Raises EnvServerDied, and ValueError if the server ran
+        another task than it was given.
         """
         assert self._client is not None, "start() comes first"
         common = {"env": self.name, "group_id": group_id, "task": task.data, "started_at": time.time()}
         salt = {} if cache_salt is None else {"cache_salt": cache_salt}
         request = {
-            "client": vf.TrainClientConfig(base_url=base_url, **self._client_settings),
+            "client": self._endpoint(base_url, train),
             "model": model,
             "sampling": vf.SamplingConfig(**sampling, **salt),
             "task_data": task.data,
@@ -96,7 +97,12 @@ class EnvSource:
             return failed_episode(TraceError("EnvServerError", str(error)), task_key=task.key, **common)
         if wire.task.key != task.key:
             raise ValueError(f"env.{self.name} was given task {task.key} and ran {wire.task.key}")
-        return convert_episode(wire, **common)
+        return convert_episode(wire, text_only=not train, **common)
+
+    def _endpoint(self, base_url: str, train: bool) -> vf.BaseClientConfig:
+        if train:
+            return vf.TrainClientConfig(base_url=base_url, **self._key, **self._renderer)
+        return vf.EvalClientConfig(base_url=base_url, **self._key)
 
     async def close(self) -> None:
         """Disconnect; rollouts in flight are cancelled."""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from prl.assets import bundled_models
 from prl.config.schema import RlConfig
 from prl.config.serving import EmbeddedConfig
 from prl.config.training import ModelConfig
@@ -23,6 +22,7 @@ from prl.inference.dense import DenseDecoder
 from prl.inference.engine_thread import EngineThread
 from prl.inference.http import SERVED, Served, errors_as_json
 from prl.inference.sampler import Sampler
+from prl.model_path import named_model, resolve_model_path
 from prl.run_dir import RunDir
 
 MAX_BODY_BYTES = 256 << 20
@@ -37,8 +37,6 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
     Publishes the address once it listens, runs until SIGTERM or SIGINT and then returns. Raises ValueError
     for a model that cannot be served, and whatever kills the sampler.
     """
-    from prl.model_path import resolve_model_path
-
     started = time.monotonic()
     torch.set_num_threads(engine_settings(config).threads)
     model = served_model(config, role)
@@ -61,7 +59,7 @@ def served_model(config: RlConfig, role: str) -> ModelConfig:
     name = algo.teacher.model
     if name is None:
         raise ValueError(f"{role}: algo.teacher.model is null; name the model that prl shall serve")
-    return ModelConfig(name=name, path=None if name in bundled_models() else name)
+    return named_model(name)
 
 
 def build_sampler(config: RlConfig, model: ModelConfig, directory: Path) -> Sampler:

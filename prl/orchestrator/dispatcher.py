@@ -42,8 +42,9 @@ class _Flight:
 class Dispatcher:
     """Keeps up to `cap` episodes in flight while the policy is new enough for the batch being collected.
 
-    `arrive(episode)` is awaited within the permit of an episode (its scoring counts as work in flight).
-    `fatal`: exceptions of a rollout that end the run; all others become failed episodes.
+    `arrive(episode)` is awaited within the permit of an episode: its scoring counts as work in flight, and so
+    do the `settling()` rollouts whose group is being worked on, lest they pile up. `queued()` traces wait for
+    a batch. `fatal`: exceptions of a rollout that end the run; all others become failed episodes.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Dispatcher:
         batch_size: int,
         inbox: asyncio.Queue[Outcome],
         arrive: Callable[[Episode], Awaitable[None]],
-        backlog: Callable[[], int],
+        settling: Callable[[], int],
+        queued: Callable[[], int],
         fatal: tuple[type[Exception], ...] = (),
         attempt: int = 1,
     ) -> None:
@@ -69,7 +71,8 @@ class Dispatcher:
         self._batch_size = batch_size
         self._inbox = inbox
         self._arrive = arrive
-        self._backlog = backlog
+        self._settling = settling
+        self._queued = queued
         self._fatal = fatal
         self._attempt = attempt
         self._open: deque[Group] = deque()
@@ -124,12 +127,12 @@ class Dispatcher:
 
     def _may_start(self) -> bool:
         line = self._pipeline
-        busy = len(self._flights)
+        busy = len(self._flights) + self._settling()
         if line.updating or line.draining or busy >= self._cap:
             return False
         if asyncio.get_running_loop().time() < self._rest_until:
             return False
-        ahead = (busy + self._backlog()) // self._batch_size
+        ahead = (busy + self._queued()) // self._batch_size
         return may_start(line.step, line.version, self._bound, ahead)
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:

@@ -179,7 +179,7 @@ class MainLoop:
 
     async def _report(self, step: int, shipped: list[Entry], window: Window, times: Values) -> None:
         values = await self._offload(batch_metrics, shipped, window, step)
-        values |= times | self._parts.totals.metrics() | self._parts.sink.curriculum_metrics()
+        values |= times | self._parts.totals.metrics() | self._parts.sink.metrics()
         await self._offload(self._parts.metrics.log, values, step)
         log.info("%s", step_line(step, values, len(shipped)))
         if window.truncated:

@@ -7,7 +7,9 @@ import contextlib
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 60.0
 """What taking everything down may last; then the process leaves whatever still hangs."""
+WORK_THREADS = 2
+SWITCH_SECONDS = 0.001
 
 
 def main(config: RlConfig, run: RunDir, role: str) -> None:
@@ -49,6 +53,7 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
 
 async def orchestrate(config: RlConfig, run: RunDir) -> None:
     """Batch socket, engine, environments, teachers, saved state, first weights, main loop, in this order."""
+    _favour_the_loop()
     resumed = Path(config.run.resume) if config.run.resume else None
     done = read_step(resumed) if resumed else 0
     async with contextlib.AsyncExitStack() as stack:
@@ -110,7 +115,8 @@ def _assemble(
         batch_size=rollout.batch_size,
         inbox=inbox,
         arrive=sink.arrive,
-        backlog=sink.backlog,
+        settling=lambda: sink.settling,
+        queued=lambda: sink.queued,
         fatal=(EnvServerDied,),
         attempt=run.attempt,
     )
@@ -169,6 +175,14 @@ def _saver(
             await asyncio.to_thread(write, step, state.snapshot(step, totals, mixer, connected.algorithms))
 
     return save
+
+
+def _favour_the_loop() -> None:
+    """Packing and sample building are Python code: more threads would not be faster, they would only take
+    the interpreter from the event loop, and each for up to a switch interval."""
+    executor = ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="orchestrator")
+    asyncio.get_running_loop().set_default_executor(executor)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

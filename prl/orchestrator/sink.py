@@ -34,6 +34,8 @@ class Algorithm(Protocol):
 
     async def score_group(self, episodes: list[Episode]) -> None: ...
 
+    def metrics(self) -> dict[str, float]: ...
+
 
 class Curriculum(Protocol):
     """What learns from every scored group and may refuse it; `prl.curriculum.Curriculum`."""
@@ -99,9 +101,15 @@ class Sink:
         self._fruitless = 0
         self.window = Window()
 
-    def backlog(self) -> int:
-        """Rollouts that are finished but not yet in a batch, those of incomplete groups excluded."""
-        return len(self._queue) + self._settling
+    @property
+    def queued(self) -> int:
+        """Traces that wait for a batch."""
+        return len(self._queue)
+
+    @property
+    def settling(self) -> int:
+        """Rollouts of complete groups that are still being scored and made into samples."""
+        return self._settling
 
     async def arrive(self, episode: Episode) -> None:
         """Record an episode and let its algorithm score it (a teacher may be asked)."""
@@ -135,13 +143,14 @@ class Sink:
         window, self.window = self.window, Window()
         return window
 
-    def curriculum_metrics(self) -> dict[str, float]:
-        """`curriculum/*` of every environment since the last call."""
-        return {
-            name: value
-            for curriculum in self._curricula.values()
-            for name, value in curriculum.metrics().items()
-        }
+    def metrics(self) -> dict[str, float]:
+        """`curriculum/<env>/*` since the last call, and `algo/<env>/*`."""
+        values: dict[str, float] = {}
+        for curriculum in self._curricula.values():
+            values |= curriculum.metrics()
+        for env, algorithm in self._algorithms.items():
+            values |= {f"algo/{env}/{name}": value for name, value in algorithm.metrics().items()}
+        return values
 
     def _file(self, outcome: Outcome) -> list[Episode] | None:
         """The episodes of the outcome's group once every member is accounted for."""

@@ -97,17 +97,23 @@ class Board:
     def _take(self, record: Record) -> bool:
         """Fill the row of the record's step; True if this record completed it."""
         assert record.step is not None
+        watched = self._watched(record)
+        completes = "optim/lr" in record.values
+        if not watched and not completes:
+            return False
         row = self.rows.setdefault(record.step, Row(record.step))
-        columns = self._columns.setdefault(record.producer, {})
-        patterns = _ROLLOUTS if record.producer == "orchestrator" else _TRAINING
-        for name, value in record.values.items():
-            if name not in columns:
-                columns[name] = _column(name, patterns)
-            if (column := columns[name]) is not None:
-                setattr(row, column, value)
-        completes = not row.trained and "optim/lr" in record.values
+        for column, value in watched.items():
+            setattr(row, column, value)
+        completes = completes and not row.trained
         row.trained = row.trained or completes
         return completes
+
+    def _watched(self, record: Record) -> dict[str, float]:
+        columns = self._columns.setdefault(record.producer, {})
+        patterns = _ROLLOUTS if record.producer == "orchestrator" else _TRAINING
+        for name in record.values.keys() - columns.keys():
+            columns[name] = _column(name, patterns)
+        return {column: record.values[name] for name in record.values if (column := columns[name])}
 
     def _forget_after(self, step: int) -> None:
         self.rows = {known: row for known, row in self.rows.items() if known <= step}

@@ -18,7 +18,7 @@ from prl.tracking.board import Board, Row
 from prl.tracking.reader import MetricTails
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class LiveView:
         self._live.start()
 
     def show(self, board: Board, finished: list[Row]) -> None:
-        self._live.update(live_table(board, time.monotonic() - self._started), refresh=True)
+        self._live.update(live_picture(board, time.monotonic() - self._started), refresh=True)
 
     def note(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
@@ -175,18 +175,20 @@ def plain_line(row: Row) -> str:
     return "  ".join(f"{heading} {text}" for heading, text in texts if text is not None)
 
 
-def live_table(board: Board, seconds: float) -> Table:
-    """The newest steps as a table; the caption says how far the run is and how long it took."""
+def live_picture(board: Board, seconds: float) -> Group:
+    """The newest steps as a table, and a line that says how far the run is and how long it took."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     rows = [board.rows[step] for step in sorted(board.rows)[-LIVE_ROWS:]]
     columns = [column for column in COLUMNS if column.live and any(column.text(row) for row in rows)]
-    table = Table(box=None, header_style="bold", pad_edge=False, caption_justify="left")
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("step", *(column.heading for column in columns)):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [column.text(row) or "" for column in columns]
         table.add_row(str(row.step), *cells, style="" if row.trained else "dim")
     state = f"step {board.trained_step}/{board.max_steps or '∞'}" if rows else "starting"
-    table.caption = f"{state}  {seconds // 60:.0f}:{seconds % 60:02.0f}"
-    return table
+    clock = f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+    return Group(table, Text(f"{state}  {clock}", style="dim"))

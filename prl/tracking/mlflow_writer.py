@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 INTERVAL = 5.0
 LONGEST_PAUSE = 60.0
 FINAL_PAUSE = 0.5
-NICENESS = 10
+NICENESS = 5
+MANY_RECORDS = 1000
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,11 @@ class MlflowWriter:
         lower_priority()
         pause = self._interval
         while self._pause(pause):
-            # Nothing heavy before there is something to tell: the start of a run is busy enough.
-            if self._read() or self._tracked.connected:
+            # Nothing heavy before the first line: while the processes start they need the CPU more.
+            if self._tracked.connected or self._read():
                 pause = self._interval if self._catch_up() else min(2 * pause, LONGEST_PAUSE)
-        if not self._worth_telling():
-            return
+        if self._status == "KILLED" and not self._tracked.connected and not self._read():
+            return  # stopped before it did anything: no trace in the tracker
         while not self._catch_up() and time.monotonic() < self._deadline:
             time.sleep(FINAL_PAUSE)
 
@@ -101,10 +102,6 @@ class MlflowWriter:
         self._wake.wait(seconds)
         self._wake.clear()
         return self._status is None
-
-    def _worth_telling(self) -> bool:
-        """A run that was stopped before its first step leaves no trace in the tracker."""
-        return bool(self._read()) or self._tracked.connected or self._status != "KILLED"
 
     def _catch_up(self) -> bool:
         """Bring the tracker up to date; False if it could not be done now."""
@@ -133,9 +130,9 @@ class MlflowWriter:
             self._pending = []
 
     def _read(self) -> list[Record]:
-        """Records that are not in the tracker yet; read further only when the last ones are."""
-        if not self._pending:
-            self._pending = self._tails.read()
+        """Records that are not in the tracker yet; a backlog is read as fast as the tracker takes it."""
+        if len(self._pending) < MANY_RECORDS:
+            self._pending += self._tails.read()
         return self._pending
 
     def _save_cursor(self) -> None:

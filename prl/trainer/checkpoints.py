@@ -60,7 +60,7 @@ def restore(engine: TrainEngine, ckpt: CkptConfig, directory: Path) -> int:
     """Load the checkpoint in `directory` (`.../step_K`) and return K. Collective."""
     step = int(directory.name.removeprefix("step_"))
     progress = load_trainer(engine.deepspeed, directory / "trainer", ckpt)
-    engine.schedule_start = step if ckpt.skip_scheduler else progress.get("schedule_start", 0)
+    engine.start_schedule(step if ckpt.skip_scheduler else progress.get("schedule_start", 0))
     log.info("resumed from %s", directory)
     return step
 

@@ -56,8 +56,8 @@ class TrainEngine:
         check_zero(config.zero, config.optim, config.trainer.compile)
         self.world = world
         self.device = world.device
-        self.schedule = build_schedule(config.scheduler, config.optim.lr, total_steps)
-        self.schedule_start = 0
+        self._schedule_of = (config.scheduler, config.optim.lr, total_steps)
+        self.start_schedule(0)
         self._max_norm = config.optim.max_norm
         dtype = compute_dtype(config.trainer, world.device)
         self.stage = effective_stage(config.zero, dtype)
@@ -78,6 +78,12 @@ class TrainEngine:
         )
         if isinstance(self.optimizer, Muon) and self.stage:
             bind_layouts(self.optimizer, self.deepspeed.optimizer, self.stage)
+
+    def start_schedule(self, after: int) -> None:
+        """Let the learning-rate schedule begin after step `after` and fill what is left of the run."""
+        config, lr, total = self._schedule_of
+        self.schedule_start = after
+        self.schedule = build_schedule(config, lr, None if total is None else total - after)
 
     def forward(
         self,

@@ -114,6 +114,7 @@ def start_engine(config: RlConfig | SftConfig, run: RunDir, role: str) -> tuple[
 
 
 def stop(engine: TrainEngine, stream: MetricStream | None) -> None:
+    gc.enable()
     if stream:
         stream.close()
     engine.close()

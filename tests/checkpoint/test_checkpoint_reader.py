@@ -73,3 +73,18 @@ def test_truncated_metadata_is_refused(checkpoint):
 def test_no_checkpoint_is_said_so(tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint"):
         CheckpointReader(tmp_path).tensors  # noqa: B018
+
+
+def cut_data(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def garble_data(file):
+    file.write_bytes(b"x" * file.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", [cut_data, garble_data, os.unlink])
+def test_damaged_data_is_said_so(checkpoint, damage):
+    damage(checkpoint / "__0_0.distcp")
+    with pytest.raises(ValueError, match="dcp is missing or damaged"):
+        CheckpointReader(checkpoint).read_into({"model.a": torch.zeros(2, 3)})

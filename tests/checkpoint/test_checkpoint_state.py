@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from prl.checkpoint.trainer_state import (
     write_rng,
     write_state,
 )
-from prl.checkpoint.zero import Partition, Run
+from prl.checkpoint.zero import Partition, Run, partitions
 
 
 def flat_partition() -> Partition:
@@ -52,11 +53,12 @@ def test_fragments_are_views_under_parameter_names():
     ("build", "keys"),
     [
         (lambda p: torch.optim.AdamW([p], amsgrad=True), {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
+        (lambda p: torch.optim.AdamW([p], fused=True), {"exp_avg", "exp_avg_sq"}),
         (lambda p: torch.optim.SGD([p], lr=0.1, momentum=0.9), {"momentum_buffer"}),
         (lambda p: torch.optim.SGD([p], lr=0.1), set()),
         (lambda p: torch.optim.NAdam([p]), {"exp_avg", "exp_avg_sq"}),
     ],
-    ids=["amsgrad", "momentum", "stateless", "nadam"],
+    ids=["amsgrad", "fused", "momentum", "stateless", "nadam"],
 )
 def test_any_optimizer_continues_from_fragments_and_scalars(build, keys):
     part, other = flat_partition(), flat_partition()
@@ -107,6 +109,15 @@ def test_state_of_unknown_parameters_creates_nothing():
 def test_a_buffer_that_is_elsewhere_is_not_saved_as_empty():
     with pytest.raises(AssertionError, match="not in memory"):
         Run("a", (3, 4), 9, 0, 3).of(torch.empty(0))
+
+
+def test_stage_0_in_16_bit_is_refused():
+    """DeepSpeed then wraps the optimizer in one whose float32 weights cannot be reached."""
+    engine = SimpleNamespace(
+        module=torch.nn.Linear(2, 2), optimizer=object(), zero_optimization_stage=lambda: 0
+    )
+    with pytest.raises(ValueError, match=r"zero\.stage=1 does"):
+        partitions(engine)
 
 
 def optimizer_of(groups: int, **options) -> torch.optim.Optimizer:

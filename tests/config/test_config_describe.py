@@ -33,10 +33,10 @@ def test_components_name_their_rule(rl) -> None:
 def test_mixed_environments_and_algorithms(rl) -> None:
     words = ["env=[reverse_text,arithmetic]", "env.arithmetic.ratio=3", "+algo@env.arithmetic.algo=opd"]
     plan = describe_plan(
-        rl(*words, "env.arithmetic.algo.teacher.model=big", "cluster.train_ranks=2", "ckpt=interval")
+        rl(*words, "env.arithmetic.algo.teacher.model=tiny", "cluster.train_ranks=2", "ckpt=interval")
     )
     assert "reverse_text 25%, arithmetic 75%" in plan
-    assert "grpo; opd for arithmetic, teacher big (served by this run)" in plan
+    assert "grpo; opd for arithmetic, teacher tiny (served by this run)" in plan
     assert "rl by ipo; ref_kl by ipo" in plan
     assert "2 trainer ranks" in plan
     assert "every 10 steps and at the end" in plan

@@ -40,8 +40,9 @@ REFUSED = [
         "env.reverse_text.sampling.top_k = 50: the learner does not model",
     ),
     ("rollout.sampling.max_tokens=512", "leaves no room for a prompt within inference.max_model_len = 512"),
-    ("algo=opd", "algo.teacher.model = null: algo=opd needs a teacher."),
-    ("algo=sft", "algo.teacher.model = null: algo=sft needs a teacher."),
+    ("algo=opd model.teacher=null", "algo.teacher.model = null: algo=opd needs a teacher, and model tiny"),
+    ("algo=sft model.teacher=null", "algo.teacher.model = null: algo=sft needs a teacher, and model tiny"),
+    ("algo=opd algo.teacher.model=absent", "algo.teacher.model = absent: no model there"),
     (
         "algo=opd algo.teacher.model=m algo.teacher.base_url=http://h:1",
         "Write algo.teacher.base_url=http://h:1/v1.",

@@ -57,14 +57,25 @@ def test_run_directory_holds_what_the_design_promises(trained: Path) -> None:
 
 def test_nothing_is_written_outside_the_run_and_the_store(trained: Path) -> None:
     assert {p.name for p in trained.iterdir()} == {"outputs"}
-    assert {p.name for p in (trained / "outputs").iterdir()} <= {"first", "mlflow.db", "mlflow.lock", "mlartifacts"}
+    assert {p.name for p in (trained / "outputs").iterdir()} <= {
+        "first",
+        "mlflow.db",
+        "mlflow.lock",
+        "mlartifacts",
+    }
 
 
 def test_metrics_carry_the_promised_names_at_every_step(trained: Path) -> None:
     run = trained / "outputs" / "first"
     orchestrator, trainer = metrics(run, "orchestrator"), metrics(run, "trainer")
     assert steps_of(orchestrator, "train/agg/effective/agent/reward/mean") == [1, 2, 3]
-    for key in ("entropy/all/mean", "mismatch_kl/all/mean", "optim/grad_norm", "optim/lr", "time/wait_for_batch"):
+    for key in (
+        "entropy/all/mean",
+        "mismatch_kl/all/mean",
+        "optim/grad_norm",
+        "optim/lr",
+        "time/wait_for_batch",
+    ):
         assert steps_of(trainer, key) == [1, 2, 3], key
     assert max(row["off_policy/max"] for row in orchestrator if "off_policy/max" in row) <= 2
     proofs = [row["sync/fingerprint_ok"] for row in orchestrator if "sync/fingerprint_ok" in row]
@@ -121,7 +132,9 @@ def test_export_loads_bit_exactly_and_resume_continues(trained: Path) -> None:
         (["rollout.group_size=3", "rollout.batch_size=8"], ["rollout.batch_size", "group_size"]),
     ],
 )
-def test_bad_input_is_refused_at_once_and_writes_nothing(tmp_path: Path, overrides: list[str], words: list[str]) -> None:
+def test_bad_input_is_refused_at_once_and_writes_nothing(
+    tmp_path: Path, overrides: list[str], words: list[str]
+) -> None:
     refused = prl(tmp_path, *overrides, timeout=30)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
@@ -197,7 +210,13 @@ def test_interrupt_ends_all_children_and_the_tracked_run(tmp_path: Path) -> None
 def test_two_trainer_ranks_and_two_environments(tmp_path: Path) -> None:
     done = prl(
         tmp_path,
-        *("env=[reverse_text,arithmetic]", "cluster.train_ranks=2", "zero=2", "max_steps=2", "run.name=mixed"),
+        *(
+            "env=[reverse_text,arithmetic]",
+            "cluster.train_ranks=2",
+            "zero=2",
+            "max_steps=2",
+            "run.name=mixed",
+        ),
         *SMALL,
     )
     assert done.returncode == 0, done.stdout + done.stderr

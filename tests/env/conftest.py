@@ -79,9 +79,10 @@ def reset_engine(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    config = make_config(reverse_text=sources.EnvConfig())
-    server = ServerProcess(tmp_path_factory.mktemp("server"), config, "reverse_text")
+def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Serves `scripted_tasks`, a module of the user's own on PYTHONPATH."""
+    config = make_config(scripted_tasks=sources.EnvConfig())
+    server = ServerProcess(tmp_path_factory.mktemp("scripted"), config, "scripted_tasks")
     yield server
     if server.process.poll() is None:
         server.kill()

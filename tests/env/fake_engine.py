@@ -56,7 +56,7 @@ class FakeEngine:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/inference/v1/generate", self._generate)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -80,7 +80,7 @@ class FakeEngine:
         answer = self.answer(self.tokenizer.decode(body["token_ids"]))
         if isinstance(answer, int):
             return web.json_response({"error": {"message": "scripted failure"}}, status=answer)
-        ids = self.tokenizer.encode(answer) + [END] if isinstance(answer, str) else answer
+        ids = [*self.tokenizer.encode(answer), END] if isinstance(answer, str) else answer
         limit = body["sampling_params"].get("max_tokens") or len(ids)
         finish = "length" if len(ids) > limit else "stop"
         logprobs = [{"token": f"token_id:{i}", "logprob": -self.rng.random()} for i in ids[:limit]]

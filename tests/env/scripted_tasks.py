@@ -6,7 +6,8 @@ import asyncio
 
 import verifiers.v1 as vf
 
-MODES = ["single", "five_turns", "two_seats", "frozen_seat", "raises", "nan", "none", "no_reward", "no_turn", "hangs"]
+OPENS = ["five_turns", "two_seats", "frozen_seat", "no_turn"]
+MODES = ["single", *OPENS, "raises", "nan", "none", "no_reward", "hangs"]
 
 
 class ScriptedData(vf.TaskData):
@@ -37,8 +38,7 @@ class ScriptedConfig(vf.TasksetConfig):
 class ScriptedTaskset(vf.Taskset[ScriptedTask, ScriptedConfig]):
     def load(self):
         for mode in MODES:
-            opens = mode in ("five_turns", "two_seats", "frozen_seat", "no_turn")
-            data = ScriptedData(mode=mode, prompt=None if opens else f"reverse {mode[:3]}")
+            data = ScriptedData(mode=mode, prompt=None if mode in OPENS else f"reverse {mode[:3]}")
             yield ScriptedTask(data, self.config.task)
 
     def __iter__(self):
@@ -69,7 +69,8 @@ class ScriptedEnv(vf.Env[ScriptedEnvConfig]):
     async def _talk(self, task, agent, turns):
         async with agent.interaction(task) as chat:
             for turn in range(turns):
-                await chat.turn(f"reverse ab{turn}")
+                if (await chat.turn(f"reverse ab{turn}")).terminated:
+                    break
 
     async def finalize(self, task, episode):
         for trace in episode.traces:

@@ -198,6 +198,14 @@ def test_what_is_refused_is_told_with_code_2_and_writes_nothing(
     assert "Traceback" not in errors and list(tmp_path.iterdir()) == []
 
 
+def test_an_output_directory_that_cannot_be_made_is_told(
+    tmp_path: Path, config: Callable[..., RlConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert launch_rl(config(output_dir=str(tmp_path / "file" / "outputs")), ["prl"]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
 def test_a_finished_run_has_nothing_to_resume(
     tmp_path: Path, config: Callable[..., RlConfig], checkpoint: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:

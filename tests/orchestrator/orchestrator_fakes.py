@@ -117,6 +117,9 @@ class FakeGrpo:
         await asyncio.sleep(self.delay)
         self.scored.append(episode.id)
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     async def score_group(self, episodes: list[Episode]) -> None:
         self.groups.append([episode.id for episode in episodes])
         traces = [trace for episode in episodes for trace in episode.trainable_traces]
@@ -360,7 +363,7 @@ class Scenario:
         self.dispatcher = Dispatcher(
             {name: env.source(group_size, **overrides.get(name, {})) for name, env in self.envs.items()},
             self.mixer, self.line, cap=cap or batch_size, bound=bound, batch_size=batch_size,
-            inbox=self.inbox, arrive=self.sink.arrive, backlog=self.sink.backlog, fatal=fatal,
+            inbox=self.inbox, arrive=self.sink.arrive, settling=lambda: self.sink.settling, queued=lambda: self.sink.queued, fatal=fatal,
         )  # fmt: skip
         self.watcher = Watcher(
             [self.engine], self.line,

@@ -32,12 +32,12 @@ class Bench:
         self.line = env.line = Pipeline(step, step - 1)
         self.inbox: asyncio.Queue[Outcome] = asyncio.Queue()
         self.arrived: list[Episode] = []
-        self.queued = 0
+        self.queued = self.settling = 0
         self.score: Callable[[Episode], Any] | None = None
         self.mixer = TaskMixer({env.name: FakeCurriculum(env.name)}, {env.name: 1.0}, 0)
         self.dispatcher = Dispatcher(
             {env.name: env.source(**source)}, self.mixer, self.line, cap=cap, bound=bound, batch_size=4,
-            inbox=self.inbox, arrive=self._arrive, backlog=lambda: self.queued,
+            inbox=self.inbox, arrive=self._arrive, settling=lambda: self.settling, queued=lambda: self.queued,
             fatal=(ServerDied,), attempt=3,
         )  # fmt: skip
 
@@ -386,6 +386,16 @@ def test_scoring_counts_as_work_in_flight() -> None:
         return len(it.env.calls)
 
     assert run_virtual(scenario()) == 2, "a slow teacher must not let finished rollouts pile up"
+
+
+def test_groups_being_settled_hold_their_permits() -> None:
+    async def scenario() -> int:
+        it = bench(cap=6, seconds=forever)
+        it.settling = 4
+        await it.during(5)
+        return len(it.env.calls)
+
+    assert run_virtual(scenario()) == 2
 
 
 def test_an_error_storm_is_slowed_down(caplog: pytest.LogCaptureFixture) -> None:

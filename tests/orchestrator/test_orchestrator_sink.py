@@ -82,7 +82,7 @@ def test_a_batch_is_the_oldest_traces_and_the_rest_stays() -> None:
     async def test(it: Bench) -> None:
         for _ in range(3):
             await it.group(1.0, 0.0)
-        assert it.take(1) == ["a0", "a0", "a1", "a1"] and it.sink.backlog() == 2
+        assert it.take(1) == ["a0", "a0", "a1", "a1"] and it.sink.queued == 2
         assert it.take(1) is None
 
     in_bench(test)
@@ -105,7 +105,7 @@ def test_an_incomplete_group_waits() -> None:
         for reward in (0.0, 1.0):
             it.inbox.put_nowait(Outcome(group, make_episode(draw.task.key, reward)))
         await asyncio.sleep(1)
-        assert it.grpo.groups == [] and it.sink.backlog() == 0
+        assert it.grpo.groups == [] and it.sink.queued == 0
         it.inbox.put_nowait(Outcome(group, None))
         await asyncio.sleep(1)
         assert [len(ids) for ids in it.grpo.groups] == [2], "the cancelled member counts as accounted for"
@@ -116,7 +116,7 @@ def test_an_incomplete_group_waits() -> None:
 def test_partial_groups_train_with_the_survivors() -> None:
     async def test(it: Bench) -> None:
         await it.group(1.0, "Timeout", 0.0, cancelled=1)
-        assert it.take(1) is None and it.sink.backlog() == 2
+        assert it.take(1) is None and it.sink.queued == 2
         (ids,) = it.grpo.groups
         assert len(ids) == 2, "failed members are no part of the baseline"
         report = it.sink.window.groups[0]
@@ -129,7 +129,7 @@ def test_partial_groups_train_with_the_survivors() -> None:
 def test_a_group_without_survivors_is_dropped_and_the_curriculum_told() -> None:
     async def test(it: Bench) -> None:
         await it.group("Boom", "Boom")
-        assert it.grpo.groups == [] and it.sink.backlog() == 0
+        assert it.grpo.groups == [] and it.sink.queued == 0
         assert len(it.curriculum.told) == 1 and it.owed == []
 
     in_bench(test)
@@ -147,7 +147,7 @@ def test_a_refused_group_is_not_queued() -> None:
     async def test(it: Bench) -> None:
         await it.group(1.0, 0.0)
         await it.group(1.0, 0.0)
-        assert it.sink.backlog() == 2 and it.owed == ["a1"]
+        assert it.sink.queued == 2 and it.owed == ["a1"]
 
     in_bench(test, refused=["a0"])
 
@@ -156,7 +156,7 @@ def test_constant_batches_count_only_traces_with_credit() -> None:
     async def test(it: Bench) -> None:
         await it.group(1.0, 1.0)
         await it.group(0.0, 1.0)
-        assert it.sink.backlog() == 2 and it.owed == ["a1"]
+        assert it.sink.queued == 2 and it.owed == ["a1"]
         await it.group(0.0, 1.0)
         assert it.take(1) == ["a1", "a1", "a2", "a2"]
 
@@ -180,7 +180,7 @@ def test_b4_staleness_is_judged_at_consumption_queue_time_included() -> None:
         await it.group(1.0, 0.0, start=1)
         it.line.step, it.line.version = 4, 3
         assert it.take(4) is None, "version 0 is 3 steps old in batch 4, the bound is 2"
-        assert it.sink.backlog() == 2 and it.sink.window.stale == 2 and it.owed == ["a1"]
+        assert it.sink.queued == 2 and it.sink.window.stale == 2 and it.owed == ["a1"]
         await it.group(1.0, 0.0, start=3)
         assert it.take(4) == ["a1", "a1", "a2", "a2"]
 
@@ -191,7 +191,7 @@ def test_staleness_is_judged_per_episode() -> None:
     async def test(it: Bench) -> None:
         it.line.step, it.line.version = 4, 3
         await it.group(1.0, 0.0, 1.0, start=[0, 1, 3])
-        assert it.sink.backlog() == 2 and it.sink.window.stale == 1
+        assert it.sink.queued == 2 and it.sink.window.stale == 1
         (ids,) = it.grpo.groups
         assert len(ids) == 3, "a stale sibling still tells the others' baseline"
 
@@ -217,10 +217,10 @@ def test_the_step_may_move_while_a_group_is_scored() -> None:
     async def test(it: Bench) -> None:
         it.sink._algorithms = {"a": Slow()}
         await it.group(1.0, 0.0, start=0)
-        assert it.sink.backlog() == 2, "being scored counts as at hand"
+        assert (it.sink.settling, it.sink.queued) == (2, 0)
         it.line.step = 4
         await asyncio.sleep(10)
-        assert it.sink.backlog() == 0 and it.sink.window.stale == 2
+        assert (it.sink.settling, it.sink.queued) == (0, 0) and it.sink.window.stale == 2
 
     in_bench(test)
 
@@ -253,7 +253,7 @@ def test_a_stale_rest_settles_its_task() -> None:
         await it.group(1.0, 0.0, start=0)
         it.line.step = 9
         it.take(9)
-        assert it.owed == [] and it.sink.backlog() == 0
+        assert it.owed == [] and it.sink.queued == 0
 
     in_bench(test)
 

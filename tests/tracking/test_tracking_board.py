@@ -72,6 +72,12 @@ def test_what_has_no_step_is_no_row() -> None:
     assert board.rows == {} and board.trained_step == 0
 
 
+def test_what_nobody_watches_is_no_row() -> None:
+    board = Board()
+    assert board.update([Record("orchestrator", 0, 0.0, {"sync/fingerprint_ok": 1.0})]) == []
+    assert board.rows == {}
+
+
 def test_losses_are_the_curve_of_a_run_without_rewards() -> None:
     board = Board()
     board.update([Record("sft", step, 0.0, {"optim/lr": 1e-3, "loss/mean": 1.0 / step}) for step in (2, 1)])

@@ -6,8 +6,10 @@ import threading
 import time
 from pathlib import Path
 
+from rich.console import Console
+
 from prl.tracking.board import Board, Row
-from prl.tracking.display import Display, LiveView, PlainView, SilentView, live_table, make_view, plain_line
+from prl.tracking.display import Display, LiveView, PlainView, SilentView, live_picture, make_view, plain_line
 from prl.tracking.reader import Record
 
 
@@ -107,22 +109,23 @@ def test_a_plain_line_tells_what_is_known() -> None:
     assert plain_line(Row(1)) == ""
 
 
-def test_the_live_table_has_the_newest_rows_and_only_columns_that_are_told() -> None:
-    from rich.console import Console
+def drawn(picture: object) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100).print(picture)
+    return out.getvalue()
 
+
+def test_the_live_table_has_the_newest_rows_and_only_columns_that_are_told() -> None:
     board = Board(30)
     records = [
         Record("orchestrator", s, 0.0, {"train/agg/effective/agent/reward/mean": s / 100})
         for s in range(1, 21)
     ]
     board.update([*records, Record("trainer", 19, 0.0, {"optim/lr": 1e-4, "entropy/all/mean": 1.5})])
-    table = live_table(board, 75.0)
-    assert [column.header for column in table.columns] == ["step", "reward", "entropy"]
-    console = Console(file=io.StringIO(), width=100)
-    console.print(table)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "0.200" in text and "0.080" not in text and "step 19/30  1:15" in text
-    assert "starting" in str(live_table(Board(30), 1.0).caption)
+    text = drawn(live_picture(board, 75.0))
+    assert text.split()[:3] == ["step", "reward", "entropy"]
+    assert "0.200" in text and "0.080" not in text and text.endswith("step 19/30  1:15\n")
+    assert drawn(live_picture(Board(30), 1.0)).endswith("starting  0:01\n")
 
 
 def test_the_live_view_redraws_and_keeps_notes(tmp_path: Path) -> None:

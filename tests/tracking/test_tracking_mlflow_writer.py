@@ -128,7 +128,7 @@ def test_nothing_is_told_before_there_is_something_to_tell(
     writer = start(told)
     time.sleep(0.5)
     assert not run_id_file(told.run).exists()
-    assert writer.close("KILLED", 5) and not run_id_file(told.run).exists(), "stopped before the first step"
+    assert writer.close("KILLED", 5) and not run_id_file(told.run).exists(), "stopped before it did anything"
 
 
 def test_a_run_that_failed_before_its_first_step_is_on_record(

@@ -58,18 +58,10 @@ def test_deepspeed_comes_without_mlflow_inductor_and_compiled_ops() -> None:
         "deepspeed = import_deepspeed()\n"
         "from deepspeed.runtime import compiler\n"
         "op = deepspeed.ops.__compatible_ops__['deepspeed_shm_comm']\n"
-        "print({'mlflow', 'torch._inductor.compile_fx'} & set(sys.modules), op, compiler.compile.__name__)"
+        "heavy = {'mlflow', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
+        "print(heavy, op, compiler.compile.__name__)"
     )
-    assert python(code) == "set() False compile"
-
-
-def test_mlflow_stays_importable_afterwards() -> None:
-    code = (
-        "from prl.trainer.distributed import import_deepspeed\n"
-        "import_deepspeed()\nimport importlib.util\nprint(importlib.util.find_spec('json') is not None)\n"
-        "import sys\nprint('mlflow' in sys.modules)"
-    )
-    assert python(code) == "False"
+    assert python(code) == "set() False compile", "and mlflow and compile are there for whoever asks later"
 
 
 def test_gathering_alone_is_the_identity() -> None:

@@ -37,6 +37,13 @@ class BracketData(vf.TaskData):
     """A prompt and the answer that belongs in the brackets."""
 
     answer: str
+    demonstration: str = ""
+    """A good reply, for algorithms that learn from one."""
+
+
+def bracket_data(prompt: str, answer: str) -> BracketData:
+    """A task with the reply that earns everything as its demonstration."""
+    return BracketData(prompt=prompt, answer=answer, demonstration=f"[{answer}]")
 
 
 class BracketTask(vf.Task[BracketData]):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 from pydantic import Field
 
-from prl.env.tasksets._brackets import BracketData, BracketTask
+from prl.env.tasksets._brackets import BracketTask, bracket_data
 from prl.env.tasksets._shared_box import SharedBoxEnv
 
 
@@ -36,7 +36,7 @@ class ArithmeticTaskset(vf.Taskset[BracketTask, ArithmeticConfig]):
         rng = random.Random(self.config.seed)
         for _ in itertools.islice(itertools.count(), self.config.num_tasks):
             a, b = (rng.randrange(10**self.config.digits) for _ in range(2))
-            yield BracketTask(BracketData(prompt=f"add {a}+{b}", answer=str(a + b)), self.config.task)
+            yield BracketTask(bracket_data(f"add {a}+{b}", str(a + b)), self.config.task)
 
 
 __all__ = ["ArithmeticTaskset", "SharedBoxEnv"]

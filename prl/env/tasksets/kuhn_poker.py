@@ -73,7 +73,7 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
         illegal = [0, 0]
         while not is_over(moves):
             player = len(moves) % 2
-            reply = traces[player].assistant_messages[len(moves) // 2].content or ""
+            reply = (traces[player].assistant_messages[len(moves) // 2].content or "").strip()
             illegal[player] += bracketed(reply) not in legal_moves(moves)
             moves.append(parse_move(reply, moves))
         won = chips_won(task.data.cards, moves)

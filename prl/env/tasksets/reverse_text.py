@@ -6,11 +6,12 @@ import itertools
 import random
 import string
 from collections.abc import Iterator
+from typing import Self
 
 import verifiers.v1 as vf
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from prl.env.tasksets._brackets import BracketData, BracketTask
+from prl.env.tasksets._brackets import BracketTask, bracket_data
 from prl.env.tasksets._shared_box import SharedBoxEnv
 
 
@@ -22,6 +23,12 @@ class ReverseTextConfig(vf.TasksetConfig):
     max_length: int = Field(8, ge=1)
     num_tasks: int | None = Field(None, ge=1)
     """Stop after so many tasks; None = endless."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if self.max_length < self.min_length:
+            raise ValueError(f"max_length={self.max_length} is below min_length={self.min_length}")
+        return self
 
 
 class ReverseTextTaskset(vf.Taskset[BracketTask, ReverseTextConfig]):
@@ -38,8 +45,7 @@ class ReverseTextTaskset(vf.Taskset[BracketTask, ReverseTextConfig]):
         for _ in itertools.islice(itertools.count(), self.config.num_tasks):
             length = rng.randint(self.config.min_length, self.config.max_length)
             word = "".join(rng.choices(string.ascii_lowercase, k=length))
-            data = BracketData(prompt=f"reverse {word}", answer=word[::-1])
-            yield BracketTask(data, self.config.task)
+            yield BracketTask(bracket_data(f"reverse {word}", word[::-1]), self.config.task)
 
 
 __all__ = ["ReverseTextTaskset", "SharedBoxEnv"]
