@@ -49,7 +49,7 @@ def place(command: str, config: Any, resolved: Path, gpus: list[str]) -> list[Ro
 
     Raises ValueError when there are GPUs, but fewer than trainer ranks.
     """
-    parts = list(_rl_parts(config) if command == "rl" else _sft_parts(config))
+    parts = list(PARTS[command](config))
     devices = assign_devices([part.wants for part in parts], gpus)
     return [part.role(resolved, ids) for part, ids in zip(parts, devices, strict=True)]
 
@@ -125,6 +125,20 @@ def _rl_parts(config: Any) -> Iterator[_Part]:
 
 def _sft_parts(config: Any) -> Iterator[_Part]:
     yield from _ranks("sft", config, _offline(config.model.path))
+
+
+def _eval_parts(config: Any) -> Iterator[_Part]:
+    if config.inference.name != "external":
+        threads = {"OMP_NUM_THREADS": str(getattr(config.inference, "threads", 1))}
+        env = _offline(config.model.path) | threads
+        yield _Part("inference", "server", env, "engine", config.inference.ready_timeout)
+    for name in config.env:
+        yield _Part(f"env/{name}", "server", ready_timeout=config.cluster.start_timeout)
+    yield _Part("eval", "job")
+
+
+PARTS = {"rl": _rl_parts, "sft": _sft_parts, "eval": _eval_parts}
+"""Command -> the parts of its run."""
 
 
 def _ranks(prefix: str, config: Any, env: dict[str, str]) -> Iterator[_Part]:

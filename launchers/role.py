@@ -29,6 +29,7 @@ ENTRY_POINTS = {
     "orchestrator": "prl.orchestrator.main",
     "trainer": "prl.trainer.main",
     "sft": "prl.sft.main",
+    "eval": "prl.evals.main",
 }
 """First part of a role's name -> module whose `main(config, run, role)` is the process."""
 

@@ -67,7 +67,7 @@ def launch(command: str, config: Any, command_line: str | list[str]) -> int:
             run = stack.enter_context(open_run(command, config, plan, words))
         except (ValueError, OSError) as error:  # taken meanwhile, or not writable
             return _refuse(error)
-        stack.enter_context(_launcher_log(run, config.log.level))
+        stack.enter_context(launcher_log(run, config.log.level))
         return Attempt(command, config, plan, run, words, interrupts).execute(gpus)
 
 
@@ -139,7 +139,7 @@ def _devices(roles: list[Role]) -> str:
 
 
 @contextlib.contextmanager
-def _launcher_log(run: RunDir, level: str) -> Iterator[None]:
+def launcher_log(run: RunDir, level: str) -> Iterator[None]:
     """The launcher's own log file, beside those of the roles; the tracker's complaints go there too."""
     handler = logging.FileHandler(run.log_file("launcher"))
     handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_TIME))

@@ -69,6 +69,24 @@ def plan_run(config: Any) -> RunPlan:
     return plan
 
 
+def plan_by_name(config: Any) -> RunPlan:
+    """Where a run without checkpoints (an evaluation) lives; `run.resume` goes on with the one of its name.
+
+    Writes nothing. Raises ValueError as `plan_run`.
+    """
+    path = _absolute(config.output_dir) / config.run.name
+    plan = RunPlan(path, RunDir(path).checkpoints, None, 0, config.run.clean)
+    if not _occupied(path):
+        if config.run.resume:
+            raise ValueError(f"run.resume = latest: there is no run {path}. Without run.resume it is started.")
+    elif plan.clean:
+        _check_cleanable(plan)
+    elif not is_run(path) or not config.run.resume:
+        more = "Continue it by run.resume=latest, replace it by run.clean=true, or choose" if is_run(path) else "Choose"
+        raise ValueError(f"run.name = {path.name}: {path} exists. {more} another run.name.")
+    return plan
+
+
 @contextlib.contextmanager
 def open_run(command: str, config: Any, plan: RunPlan, command_line: list[str]) -> Iterator[RunDir]:
     """Make the next attempt of the planned run and hold the run's lock until the block ends.
@@ -85,7 +103,8 @@ def open_run(command: str, config: Any, plan: RunPlan, command_line: list[str]) 
             raise ValueError(f"run.name = {plan.path.name}: another launch has just taken {plan.path}")
         run = _new_attempt(plan.path)
         config.output_dir = str(plan.path.parent)
-        config.ckpt.dir = str(plan.checkpoints) if config.ckpt.dir else None
+        if hasattr(config, "ckpt"):
+            config.ckpt.dir = str(plan.checkpoints) if config.ckpt.dir else None
         config.run.resume = str(plan.checkpoint) if plan.checkpoint else None
         if continues:
             _set_aside_newer(run, plan)

@@ -41,10 +41,14 @@ class Node:
 
 @dataclass(slots=True)
 class TraceError:
-    """Why a trace cannot be trained on. `type` is the name under which it is counted."""
+    """Why a trace cannot be trained on. `type` is the name under which it is counted.
+
+    `status` is the HTTP status of an engine that refused, where that is the reason.
+    """
 
     type: str
     message: str = ""
+    status: int | None = None
 
 
 @dataclass(slots=True)

@@ -106,13 +106,13 @@ def _environments(line: _Line) -> Iterator[str]:
     if line.env_keys and not line.names:
         key = f"--env.{line.env_keys[0][0]}"
         remedy = "Write env.<name>.<key>=<value>, or name the environment first: prl eval <name> ..."
-        line.problems.append(Problem(key, NO_VALUE, "of which environment?", remedy))
+        line.problems.append(Problem(key, NO_VALUE, "it is not said of which environment", remedy))
     if not line.names:
         return
-    options = [name for name in line.names if _is_option(line, "env", name)]
+    options = [slug(name) for name in line.names if _is_option(line, "env", slug(name))]
     yield f"env=[{','.join(options)}]"
     for name in line.names:
-        if name not in options:
+        if slug(name) not in options:
             yield f"+env.{slug(name)}.id={_readable(name)}"
 
 

@@ -94,7 +94,7 @@ def steps_are_checkpoints(config: EvalConfig) -> Iterator[Problem]:
             yield Problem("steps", step, "not a step", "Write numbers from 1 on, or final: steps=[10,20,final].")
     source = config.checkpoints or config.model.path
     if source is None:
-        yield Problem("steps", config.steps, "of which run?", "Add model.path=outputs/<run.name>.")
+        yield Problem("steps", config.steps, "it is not said of which run", "Add model.path=outputs/<run.name>.")
     elif not Path(source).expanduser().is_dir():
         path = "checkpoints" if config.checkpoints else "model.path"
         yield Problem(path, source, "no such directory", "Give a run directory, e.g. outputs/<run.name>.")
@@ -108,7 +108,7 @@ def resume_is_by_name(config: EvalConfig) -> Iterator[Problem]:
         reason = "an evaluation is resumed as a whole"
         yield Problem("run.resume", resume, reason, "Write run.resume=latest (or --resume).")
     elif config.run.name is None:
-        reason = "which evaluation?"
+        reason = "it is not said which one"
         yield Problem("run.resume", resume, reason, "Add run.name=<the evaluation to continue>.", ("run.name",))
 
 

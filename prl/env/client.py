@@ -17,7 +17,7 @@ READY_SECONDS = 60.0
 PING_SECONDS = 3.0
 
 
-class EnvServerDied(RuntimeError):
+class EnvServerDied(ConnectionError):
     """The environment server is gone; its rollouts are lost."""
 
 
@@ -47,10 +47,10 @@ class EnvServerClient:
             await asyncio.wait({running, self._death}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 return running.result()
-            if self._death.done():
-                self._death.result()
-                raise EnvServerDied(f"env/{self.name} at {self.address} died")
-            raise TimeoutError(f"no end after {patience:g} s")
+            if not self._death.done():
+                raise TimeoutError(f"no end after {patience:g} s")
+            self._death.result()
+            raise EnvServerDied(f"env/{self.name} at {self.address} died")
         finally:
             if not running.done():
                 running.cancel()

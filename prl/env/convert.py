@@ -131,7 +131,7 @@ def _ran_out_of_context(wire: Any) -> bool:
 
 def _last_error(wire: Any) -> TraceError | None:
     error = wire.last_error
-    return TraceError(error.type, error.message) if error else None
+    return TraceError(error.type, error.message, error.status_code) if error else None
 
 
 def _timing(timing: Any) -> dict[str, float]:

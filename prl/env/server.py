@@ -14,7 +14,7 @@ import threading
 import time
 from typing import NoReturn
 
-from prl.config.schema import RlConfig
+from prl.config.schema import EvalConfig, RlConfig
 from prl.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ STOPPED = (0, -signal.SIGTERM)
 """Exit codes of a worker that was told to stop."""
 
 
-def main(config: RlConfig, run: RunDir, role: str) -> None:
+def main(config: RlConfig | EvalConfig, run: RunDir, role: str) -> None:
     """Serve `env.<name>` until SIGTERM; then return. Exits with 1 if a worker dies.
 
     The address is published once the server's socket is bound and, in a server of one worker, the renderer
@@ -40,6 +40,7 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
     name = role.removeprefix("env/")
     env = config.env[name]
     environment = environment_config(name, env, config.seed)
+    model = config.model if isinstance(config, RlConfig) else None
     watch = _WorkerWatch(env.workers)
     serve_env(
         max_workers=env.workers,
@@ -48,7 +49,7 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
         address_queue=_Publication(run, role),
         config_data=env_config_data(environment),
         log_setup=functools.partial(
-            prepare, environment.taskset.id, config.model, config.log.level, env.workers
+            prepare, environment.taskset.id, model, config.log.level, env.workers
         ),
     )
     if watch.dead:

@@ -5,6 +5,7 @@ The client owns the tasks; the environment server, another process, runs the rol
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,8 @@ from typing import Any
 
 import verifiers.v1 as vf
 
-from prl.config.schema import RlConfig
-from prl.config.sources import EnvConfig
+from prl.config.schema import EvalConfig, RlConfig
+from prl.config.sources import EnvConfig, SelectConfig
 from prl.env.client import EnvServerClient, EnvServerDied
 from prl.env.convert import convert_episode, failed_episode
 from prl.env.environment import environment_config
@@ -37,19 +38,31 @@ class EnvSource:
     """Tasks and rollouts of `env.<name>`.
 
     `tasks` is a sequence, shuffled by the run's seed, or an endless iterator; see `endless`. Both give the
-    same tasks in the same order every time. Raises ValueError on a bad environment configuration, an empty
-    taskset, tasks of equal key, and a model without a known renderer.
+    same tasks in the same order every time. For an `evaluation` the order is that of the taskset and of its
+    selection, and episodes are text only, so that any model will do. Raises ValueError on a bad environment
+    configuration, an empty taskset, tasks of equal key, and (to train) a model without a known renderer.
     """
 
-    def __init__(self, name: str, config: EnvConfig, run_config: RlConfig) -> None:
+    def __init__(
+        self, name: str, config: EnvConfig, run_config: RlConfig | EvalConfig, evaluation: bool = False
+    ) -> None:
         self.name = name
         self.timeout = config.timeout
         environment = environment_config(name, config, run_config.seed)
-        taskset = vf.load_taskset(environment.taskset)
+        taskset = _selected(name, vf.load_taskset(environment.taskset), config.select)
         self.endless = not taskset.bounded
         self.tasks: Sequence[Task] | Iterator[Task]
-        self.tasks = map(_task, taskset) if self.endless else _shuffled(name, taskset, run_config.seed)
-        self._key = {"api_key_var": getattr(run_config.inference, "api_key_var", "PRL_API_KEY")}
+        self.tasks = map(_task, taskset) if self.endless else _finite(name, taskset)
+        self._key: dict[str, Any] = {
+            "api_key_var": getattr(run_config.inference, "api_key_var", "PRL_API_KEY")
+        }
+        self._renderer: dict[str, Any] = {}
+        if isinstance(run_config, EvalConfig):
+            self._key["headers"] = run_config.client.headers
+        if evaluation:
+            return
+        if not self.endless:
+            random.Random(run_config.seed).shuffle(self.tasks)
         self._renderer = {
             "renderer": renderer_config(run_config.model),
             "renderer_model_name": str(resolve_model_path(run_config.model)),
@@ -71,11 +84,13 @@ class EnvSource:
         sampling: dict[str, Any],
         train: bool,
         cache_salt: str | None,
+        access: dict[str, Any] | None = None,
     ) -> Episode:
         """One episode of `task`, sampled from `model` at `base_url` (ending in /v1).
 
         `train` captures tokens and logprobs, through /inference/v1/generate; without it the episode is text
-        only, through /v1/chat/completions, for endpoints that speak nothing else. A fault of the rollout
+        only, through /v1/chat/completions, for endpoints that speak nothing else. `access` (`api_key_var`,
+        `headers`) is for an endpoint other than the policy's. A fault of the rollout
         comes back as an error on its trace, `RolloutTimeout` and `EnvServerError` included. Cancelling the
         caller cancels the rollout in the server. Raises EnvServerDied, and ValueError if the server ran
         another task than it was given.
@@ -84,7 +99,7 @@ class EnvSource:
         common = {"env": self.name, "group_id": group_id, "task": task.data, "started_at": time.time()}
         salt = {} if cache_salt is None else {"cache_salt": cache_salt}
         request = {
-            "client": self._endpoint(base_url, train),
+            "client": self._endpoint(base_url, train, access or self._key),
             "model": model,
             "sampling": vf.SamplingConfig(**sampling, **salt),
             "task_data": task.data,
@@ -99,10 +114,10 @@ class EnvSource:
             raise ValueError(f"env.{self.name} was given task {task.key} and ran {wire.task.key}")
         return convert_episode(wire, text_only=not train, **common)
 
-    def _endpoint(self, base_url: str, train: bool) -> vf.BaseClientConfig:
+    def _endpoint(self, base_url: str, train: bool, access: dict[str, Any]) -> vf.BaseClientConfig:
         if train:
-            return vf.TrainClientConfig(base_url=base_url, **self._key, **self._renderer)
-        return vf.EvalClientConfig(base_url=base_url, **self._key)
+            return vf.TrainClientConfig(base_url=base_url, **access, **self._renderer)
+        return vf.EvalClientConfig(base_url=base_url, **access)
 
     async def close(self) -> None:
         """Disconnect; rollouts in flight are cancelled."""
@@ -114,11 +129,19 @@ def _task(task: vf.Task) -> Task:
     return Task(task.key, task.data.model_dump(mode="json"))
 
 
-def _shuffled(name: str, taskset: vf.Taskset, seed: int) -> list[Task]:
+def _finite(name: str, taskset: vf.Taskset) -> list[Task]:
     tasks = [_task(task) for task in taskset]
     if not tasks:
-        raise ValueError(f"env.{name}: the taskset is empty")
+        raise ValueError(f"env.{name}: no task is left of the taskset and its selection")
     if len({task.key for task in tasks}) < len(tasks):
         raise ValueError(f"env.{name}: tasks share a key; every task needs one of its own")
-    random.Random(seed).shuffle(tasks)
     return tasks
+
+
+def _selected(name: str, taskset: vf.Taskset, select: SelectConfig) -> vf.Taskset:
+    """The tasks that `env.<name>.select` keeps, in its order. Raises ValueError for what never ends."""
+    given = {key: value for key, value in dataclasses.asdict(select).items() if value is not None}
+    try:
+        return taskset.select(vf.SelectConfig(**given))
+    except ValueError as error:
+        raise ValueError(f"env.{name}.select: {error}") from error

@@ -19,17 +19,18 @@ RENDERER_MULTIPLEX = 1024
 """Rollouts that share one renderer of a worker."""
 
 
-def prepare(taskset_id: str, model: ModelConfig, log_level: str, workers: int) -> None:
+def prepare(taskset_id: str, model: ModelConfig | None, log_level: str, workers: int) -> None:
     """Set up logging, plugins and the renderer of this process. Picklable: spawned workers call it too.
 
-    The process that only hands requests on to `workers` of its own builds no renderer.
+    The process that only hands requests on to `workers` of its own builds no renderer, and text-only
+    episodes (no `model`) need none.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("prl").setLevel(log_level.upper())
     use_engine_client()
     register_harness()
     register_taskset(taskset_id)
-    if workers == 1 or multiprocessing.parent_process() is not None:
+    if model and (workers == 1 or multiprocessing.parent_process() is not None):
         build_renderer(model)
     gc.collect()
     gc.freeze()

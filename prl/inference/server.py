@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from prl.config.schema import RlConfig
+from prl.config.schema import EvalConfig, RlConfig
 from prl.config.serving import EmbeddedConfig
 from prl.config.training import ModelConfig
 from prl.inference import admin_routes, openai_routes, token_routes
@@ -31,7 +31,7 @@ SHUTDOWN_SECONDS = 0.3
 logger = logging.getLogger(__name__)
 
 
-def main(config: RlConfig, run: RunDir, role: str) -> None:
+def main(config: RlConfig | EvalConfig, run: RunDir, role: str) -> None:
     """Serve the policy (role `inference`) or a frozen teacher (`teacher/<environment or shared>`).
 
     Publishes the address once it listens, runs until SIGTERM or SIGINT and then returns. Raises ValueError
@@ -50,10 +50,11 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
         os._exit(0)
 
 
-def served_model(config: RlConfig, role: str) -> ModelConfig:
+def served_model(config: RlConfig | EvalConfig, role: str) -> ModelConfig:
     """The model of a role. A teacher's is named in its algorithm: a bundled name or a directory."""
     if role == "inference":
         return config.model
+    assert isinstance(config, RlConfig), "an evaluation has no teacher"
     owner = role.removeprefix("teacher/")
     algo = config.algo if owner == "shared" else config.env[owner].algo
     name = algo.teacher.model
@@ -62,7 +63,7 @@ def served_model(config: RlConfig, role: str) -> ModelConfig:
     return named_model(name)
 
 
-def build_sampler(config: RlConfig, model: ModelConfig, directory: Path) -> Sampler:
+def build_sampler(config: RlConfig | EvalConfig, model: ModelConfig, directory: Path) -> Sampler:
     """Load the model in the type that the trainer computes with, which published weights have too."""
     engine = engine_settings(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -70,7 +71,7 @@ def build_sampler(config: RlConfig, model: ModelConfig, directory: Path) -> Samp
         directory,
         max_length=engine.max_model_len,
         device=device,
-        dtype=_dtype(config.trainer.dtype, device),
+        dtype=_dtype(config.trainer.dtype if isinstance(config, RlConfig) else "auto", device),
         num_layers=model.num_layers,
         random_init=model.random_init,
     )
@@ -79,7 +80,7 @@ def build_sampler(config: RlConfig, model: ModelConfig, directory: Path) -> Samp
     )
 
 
-def engine_settings(config: RlConfig) -> EmbeddedConfig:
+def engine_settings(config: RlConfig | EvalConfig) -> EmbeddedConfig:
     """Settings of the embedded engine. A teacher beside an external policy engine takes the defaults."""
     if isinstance(config.inference, EmbeddedConfig):
         return config.inference
@@ -104,7 +105,7 @@ def make_app(served: Served) -> web.Application:
 
 
 async def _serve(
-    config: RlConfig, run: RunDir, role: str, name: str, directory: Path, sampler: Sampler
+    config: RlConfig | EvalConfig, run: RunDir, role: str, name: str, directory: Path, sampler: Sampler
 ) -> bool:
     """Serve until a signal; True if the sampler's thread has ended. Raises what killed the sampler."""
     engine = EngineThread(sampler, threads=engine_settings(config).threads)
@@ -112,7 +113,7 @@ async def _serve(
         engine=engine,
         model=name,
         directory=directory,
-        fingerprint_mode=config.sync.fingerprint,
+        fingerprint_mode=config.sync.fingerprint if isinstance(config, RlConfig) else "sampled",
         frozen=role != "inference",
     )
     engine.start()

@@ -64,6 +64,8 @@ async def _algorithm(
 ) -> Algorithm[Any]:
     """The algorithm of an environment with the services that it may ask."""
     scorers = [_scorer(endpoint, stack) if endpoint else None for endpoint in (policy, teacher)]
+    if teacher and scorers[1]:
+        await _check_teacher(env, teacher, scorers[1])
     algorithm = build_algorithm(
         algo_of(config, env),
         env=env,
@@ -73,6 +75,16 @@ async def _algorithm(
     )
     await algorithm.setup()
     return algorithm
+
+
+async def _check_teacher(env: str, teacher: Endpoint, scorer: LogprobScorer) -> None:
+    """A teacher takes token ids, which an ordinary chat API does not; better told before the first rollout."""
+    try:
+        await scorer.score([0, 0])
+    except (ValueError, ConnectionError) as error:
+        raise ValueError(
+            f"env.{env}: teacher {teacher.model!r} at {teacher.root} cannot score tokens: {error}"
+        ) from error
 
 
 def _scorer(endpoint: Endpoint, stack: contextlib.AsyncExitStack) -> LogprobScorer:
@@ -107,10 +119,13 @@ def _rollout_source(
         raise ValueError(
             f"env.{name}: algo {algo_of(config, name).name!r} samples from a teacher and names none"
         )
-    endpoint = teacher if frozen and teacher else policy
+    endpoint, run = policy, env.run
+    if frozen and teacher:
+        access = {"api_key_var": teacher.api_key_var, "headers": teacher.headers}
+        endpoint, run = teacher, functools.partial(env.run, access=access)
     return RolloutSource(
         env=name,
-        run=env.run,
+        run=run,
         group_size=config.env[name].group_size or config.rollout.group_size,
         sampling=sampling_of(config, name),
         timeout=config.env[name].timeout,

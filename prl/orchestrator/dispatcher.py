@@ -132,7 +132,8 @@ class Dispatcher:
             return False
         if asyncio.get_running_loop().time() < self._rest_until:
             return False
-        ahead = (busy + self._queued()) // self._batch_size
+        # A group that was begun is finished; only a new one must still find room in a batch.
+        ahead = 0 if self._open else (busy + self._queued()) // self._batch_size
         return may_start(line.step, line.version, self._bound, ahead)
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import logging
 import os
@@ -70,6 +71,9 @@ async def orchestrate(config: RlConfig, run: RunDir) -> None:
         parts = _assemble(config, run, connected, mixer, totals, Pipeline(done + 1, done), outbox)
         stack.callback(parts.traces.close)
         await parts.watcher.apply_first(done, config.sync.timeout)
+        # What the imports left is here to stay; walking it again in each full collection stops the loop.
+        gc.collect()
+        gc.freeze()
         log.info("collecting batch %d of %s", done + 1, config.max_steps)
         loop = MainLoop(parts, max_steps=config.max_steps, patience=patience(config), leaving=_leave_by)
         await loop.run()

@@ -10,47 +10,25 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from prl.orchestrator.sink import Entry
 from prl.orchestrator.staleness import age_at
-from prl.orchestrator.window import GroupReport, Window
-from prl.records import Episode, Trace
+from prl.orchestrator.window import COUNTS, Fact, GroupReport, Window
 
 Values = dict[str, float]
-COUNTS = ("num_total_tokens", "num_input_tokens", "num_output_tokens", "num_turns", "num_branches")
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One trace of a cohort with what is asked of it often."""
-
-    trace: Trace
-    counts: tuple[int, ...]
-    trainable: bool
-    admitted: bool
-
-    @classmethod
-    def of(cls, trace: Trace, trainable: bool, admitted: bool) -> Fact:
-        total, sampled = trace.num_tokens, trace.num_sampled
-        counts = (total, total - sampled, sampled, trace.num_turns, len(trace.branches))
-        return cls(trace, counts, trainable, admitted)
-
-
-Cohort = list[tuple[Episode, list[Fact]]]
-"""Episodes with those of their traces that count."""
+Cohort = list[list[Fact]]
+"""Episodes: the traces of each that count."""
 
 
 def batch_metrics(shipped: Sequence[Entry], window: Window, step: int) -> Values:
     """Every `train/*`, `batch/*`, `off_policy/*` and per-step `progress/*` value of batch `step`."""
-    arrived, effective = _arrived(window), _effective(shipped)
-    envs = sorted({episode.env for episode, _ in [*arrived, *effective]})
+    effective = _effective(shipped)
+    envs = sorted({group.env for group in window.groups} | effective.keys())
     values: Values = {}
     for scope, members in [("agg", envs), *((env, [env]) for env in envs)]:
         groups = [group for group in window.groups if group.env in members]
-        both = ([item for item in cohort if item[0].env in members] for cohort in (arrived, effective))
-        everything, used = both
-        values |= _prefixed(f"train/{scope}/all/", _all(everything, groups))
+        used = [episode for env in members for episode in effective.get(env, [])]
+        values |= _prefixed(f"train/{scope}/all/", _all(groups))
         values |= _prefixed(f"train/{scope}/effective/", _common(used))
     return values | _off_policy(shipped, window, step) | _shares(shipped) | _progress(shipped, window)
 
@@ -77,40 +55,35 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _arrived(window: Window) -> Cohort:
-    return [
-        (episode, [Fact.of(t, t.id in window.trainable, t.id in window.admitted) for t in episode.traces])
-        for episode in window.episodes
-    ]
-
-
-def _effective(shipped: Sequence[Entry]) -> Cohort:
-    episodes: dict[str, tuple[Episode, list[Fact]]] = {}
+def _effective(shipped: Sequence[Entry]) -> dict[str, Cohort]:
+    """By environment: the episodes with shipped traces, and those traces of each."""
+    episodes: dict[str, dict[str, list[Fact]]] = defaultdict(dict)
     for entry in shipped:
-        facts = episodes.setdefault(entry.episode.id, (entry.episode, []))[1]
+        facts = episodes[entry.group.env].setdefault(entry.episode.id, [])
         facts.append(Fact.of(entry.trace, trainable=True, admitted=True))
-    return list(episodes.values())
+    return {env: list(found.values()) for env, found in episodes.items()}
 
 
 def _common(cohort: Cohort) -> Values:
     """What both subsets have."""
     values: Values = {}
     for place, name in enumerate(COUNTS):
-        values |= distribution(name, (sum(fact.counts[place] for fact in facts) for _, facts in cohort))
-    for agent, facts in _by_agent(fact for _, some in cohort for fact in some).items():
+        values |= distribution(name, (sum(fact.counts[place] for fact in facts) for facts in cohort))
+    for agent, facts in _by_agent(fact for episode in cohort for fact in episode).items():
         values |= _prefixed(f"{agent}/", _agent(facts))
     return values
 
 
-def _all(cohort: Cohort, groups: list[GroupReport]) -> Values:
+def _all(groups: list[GroupReport]) -> Values:
     """What the window has beside the common part: failures, cancellations, how groups were solved."""
+    cohort = [episode for group in groups for episode in group.episodes]
     values = _common(cohort)
     cancelled = sum(group.cancelled for group in groups)
     if total := len(cohort) + cancelled:
-        failed = sum(any(fact.trace.error for fact in facts) for _, facts in cohort)
+        failed = sum(any(fact.error for fact in episode) for episode in cohort)
         values |= {"has_error/mean": failed / total, "cancelled/mean": cancelled / total}
-    for agent, facts in _by_agent(fact for _, some in cohort for fact in some).items():
-        errors = Counter(fact.trace.error.type for fact in facts if fact.trace.error)
+    for agent, facts in _by_agent(fact for episode in cohort for fact in episode).items():
+        errors = Counter(fact.error for fact in facts if fact.error)
         own = {f"error/{name}": float(count) for name, count in errors.items()}
         own["has_error/mean"] = errors.total() / (len(facts) + cancelled)
         own["cancelled/mean"] = cancelled / (len(facts) + cancelled)
@@ -120,7 +93,7 @@ def _all(cohort: Cohort, groups: list[GroupReport]) -> Values:
 
 def _solved(agent: str, groups: list[GroupReport]) -> Values:
     """Shares of groups that earned nothing, everything or something between; the spread within groups."""
-    found = [_rewards(t for e in group.episodes for t in e.traces if t.agent == agent) for group in groups]
+    found = [_rewards(fact for fact in group.facts if fact.agent == agent) for group in groups]
     scored = [rewards for rewards in found if rewards]
     if not scored:
         return {}
@@ -131,23 +104,19 @@ def _solved(agent: str, groups: list[GroupReport]) -> Values:
 
 
 def _agent(facts: list[Fact]) -> Values:
-    traces = [fact.trace for fact in facts]
-    values = distribution("reward", _rewards(traces))
+    values = distribution("reward", _rewards(facts))
     for place, name in enumerate(COUNTS):
         values |= distribution(name, (fact.counts[place] for fact in facts))
     for table in ("timing", "metrics", "rewards"):
-        values |= _tables(table, [getattr(trace, table) for trace in traces])
-    flags = {
-        "is_truncated": [trace.is_truncated for trace in traces],
-        "is_completed": [trace.is_completed for trace in traces],
-        "is_trainable": [fact.trainable for fact in facts],
-        "is_admitted": [fact.admitted for fact in facts],
-    }
-    values |= {f"{name}/mean": sum(flag) / len(facts) for name, flag in flags.items()}
-    return values | _stop_conditions(traces)
+        values |= _columns(table, [fact.tables[table] for fact in facts])
+    for flag in ("is_truncated", "is_completed"):
+        values[f"{flag}/mean"] = sum(getattr(fact, flag) for fact in facts) / len(facts)
+    values["is_trainable/mean"] = sum(fact.trainable for fact in facts) / len(facts)
+    values["is_admitted/mean"] = sum(fact.admitted for fact in facts) / len(facts)
+    return values | _stop_conditions(facts)
 
 
-def _tables(kind: str, tables: list[Mapping[str, float | None]]) -> Values:
+def _columns(kind: str, tables: list[Mapping[str, float | None]]) -> Values:
     """Per key over the traces that have it. An unscored entry (None) counts as 0, so that failures show."""
     columns: dict[str, list[float]] = defaultdict(list)
     for table in tables:
@@ -159,10 +128,10 @@ def _tables(kind: str, tables: list[Mapping[str, float | None]]) -> Values:
     return values
 
 
-def _stop_conditions(traces: list[Trace]) -> Values:
-    stops = [trace.stop_condition for trace in traces if trace.stop_condition is not None]
-    cut = sum(trace.is_truncated and trace.stop_condition != "prompt_too_long" for trace in traces)
-    values = {"stop_condition/generation_truncated": cut / len(traces)}
+def _stop_conditions(facts: list[Fact]) -> Values:
+    stops = [fact.stop_condition for fact in facts if fact.stop_condition is not None]
+    cut = sum(fact.is_truncated and fact.stop_condition != "prompt_too_long" for fact in facts)
+    values = {"stop_condition/generation_truncated": cut / len(facts)}
     return values | {f"stop_condition/{name}": count / len(stops) for name, count in Counter(stops).items()}
 
 
@@ -190,9 +159,9 @@ def _progress(shipped: Sequence[Entry], window: Window) -> Values:
     tokens = sum(map(len, samples))
     sampled = sum(sum(sample.mask) for sample in samples)
     return {
-        "progress/tokens": sum(trace.num_tokens for trace in window.traces),
-        "progress/rollouts": sum(1 for _ in window.episodes),
-        "progress/tasks": len({(group.env, group.task_key) for group in window.groups}),
+        "progress/tokens": window.num_tokens,
+        "progress/rollouts": window.num_episodes,
+        "progress/tasks": window.num_tasks,
         "progress/input_tokens": tokens - sampled,
         "progress/output_tokens": sampled,
         "progress/truncated_samples": window.truncated,
@@ -202,13 +171,13 @@ def _progress(shipped: Sequence[Entry], window: Window) -> Values:
 def _by_agent(facts: Iterable[Fact]) -> dict[str, list[Fact]]:
     agents: dict[str, list[Fact]] = defaultdict(list)
     for fact in facts:
-        agents[fact.trace.agent].append(fact)
+        agents[fact.agent].append(fact)
     return agents
 
 
-def _rewards(traces: Iterable[Trace]) -> list[float]:
+def _rewards(facts: Iterable[Fact]) -> list[float]:
     """Rewards that were given; a failed trace has none, and 0 is never assumed."""
-    return [t.reward for t in traces if t.error is None and t.reward is not None and math.isfinite(t.reward)]
+    return [fact.reward for fact in facts if fact.reward is not None]
 
 
 def _prefixed(prefix: str, values: Values) -> Values:

@@ -186,14 +186,13 @@ class Sink:
         usable = [entry for entry in entries if entry.built.samples or not self._constant]
         admitted = [entry for entry in usable if not self._is_stale(entry.episode)]
         self._queue.extend(admitted)
-        report = GroupReport(group.env, group.draw.task.key, episodes, group.size - len(episodes))
-        self.window.add_group(
-            report,
-            trainable=(entry.trace.id for entry in entries if entry.built.samples),
-            admitted=(entry.trace.id for entry in admitted),
-            stale=sum(len(episode.trainable_traces) for episode in episodes if self._is_stale(episode)),
-            truncated=sum(entry.built.truncated for entry in entries),
-        )
+        trainable = {entry.trace.id for entry in entries if entry.built.samples}
+        queued = {entry.trace.id for entry in admitted}
+        cancelled = group.size - len(episodes)
+        report = GroupReport.of(group.env, group.draw.task.key, episodes, cancelled, trainable, queued)
+        self.window.groups.append(report)
+        self.window.stale += sum(len(e.trainable_traces) for e in episodes if self._is_stale(e))
+        self.window.truncated += sum(entry.built.truncated for entry in entries)
         if admitted:
             self._left[group.draw.index] = len(admitted)
             self._fruitless = 0

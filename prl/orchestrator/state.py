@@ -31,9 +31,9 @@ class Totals:
     tasks: int = 0
 
     def add(self, window: Window) -> None:
-        self.tokens += sum(trace.num_tokens for trace in window.traces)
-        self.rollouts += sum(1 for _ in window.episodes)
-        self.tasks += len({(group.env, group.task_key) for group in window.groups})
+        self.tokens += window.num_tokens
+        self.rollouts += window.num_episodes
+        self.tasks += window.num_tasks
 
     def metrics(self) -> dict[str, float]:
         return {f"progress/total_{name}": value for name, value in asdict(self).items()}

@@ -44,7 +44,9 @@ def load_policy(
     setting that the trainer cannot serve exactly.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     path = resolve_model_path(model)
     dtype = compute_dtype(trainer, device)
     config = _model_config(path, model.num_layers)

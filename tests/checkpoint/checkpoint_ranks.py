@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+ROWS = 2
+"""Rows of a step over all ranks."""
 
 
 def spawn(world: int, phases: list[dict[str, Any]], where: Path, dies: bool = False) -> list[Any]:
@@ -113,7 +115,7 @@ class Trainer:
             trainer=training.TrainerConfig(dtype=dtype, attn="sdpa", lm_head_chunk=0),
             max_steps=8,
         )
-        self.world = join(0, 1, Path("unused"), 60)
+        self.world = join(0, 1, Path("unused"), 300)
         policy = tiny_model(seed, case.get("tied", True))
         policy = make_policy(policy.bfloat16() if dtype == "bfloat16" else policy, config.trainer)
         self.engine = TrainEngine(config, self.world, 8, model=policy)
@@ -126,7 +128,7 @@ class Trainer:
         for row in rows:
             positions, ones = torch.arange(len(row)), torch.ones(len(row))
             logprobs, _ = self.engine.forward(row, positions, ones, (len(row),))
-            loss = -logprobs[1:].sum() / (4 * (len(row) - 1))
+            loss = -logprobs[1:].sum() / (ROWS * (len(row) - 1))
             self.engine.backward(loss)
             total += loss.detach()
         self.engine.step(step)
@@ -141,7 +143,7 @@ class Plain:
 
         from prl.trainer.distributed import import_deepspeed, join
 
-        self.world = join(0, 1, Path("unused"), 60)
+        self.world = join(0, 1, Path("unused"), 300)
         self.model = tiny_model(seed, case.get("tied", True)).train()
         self.model.model.layers[0].requires_grad_(False)
         self.model.register_buffer("steps_seen", torch.full((3,), float(seed)))
@@ -152,7 +154,7 @@ class Plain:
         ]
         config = {
             "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 4 // self.world.size,
+            "gradient_accumulation_steps": ROWS // self.world.size,
             "gradient_clipping": 0.0,
             "zero_optimization": case["zero"],
             "zero_allow_untested_optimizer": True,
@@ -173,7 +175,7 @@ class Plain:
             loss = self.deepspeed(input_ids=row[None], labels=row[None], use_cache=False).loss
             self.deepspeed.backward(loss)
             self.deepspeed.step()
-            total += loss.detach() / 4
+            total += loss.detach() / ROWS
         return total
 
 
@@ -182,14 +184,14 @@ def build(case: dict[str, Any], seed: int) -> Any:
 
 
 def train(trainer: Any, first: int, last: int) -> list[float]:
-    """Losses of steps `first` to `last`. A step has the same four rows at every world size."""
+    """Losses of steps `first` to `last`. A step has the same rows at every world size."""
     import torch
     import torch.distributed as dist
 
     losses = []
     for step in range(first, last + 1):
-        rows = torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(1000 + step))
-        share = 4 // trainer.world.size
+        rows = torch.randint(0, 61, (ROWS, 16), generator=torch.Generator().manual_seed(1000 + step))
+        share = ROWS // trainer.world.size
         loss = trainer.step(step, rows[trainer.world.rank * share :][:share])
         dist.all_reduce(loss)
         losses.append(loss.item())
@@ -343,7 +345,7 @@ def main() -> None:
     program = Path(sys.argv[1])
     torch.set_num_threads(1)
     import_deepspeed().utils.logger.setLevel("ERROR")
-    world = join(0, 1, Path("unused"), 60)
+    world = join(0, 1, Path("unused"), 300)
     results = []
     for phase in json.loads(program.read_text()):
         results.append(globals()[f"phase_{phase.pop('do')}"](phase))

@@ -18,6 +18,7 @@ from prl.config.store import conf_dir
 CONF = conf_dir()
 
 NEEDS = {
+    "algo/hierarchical_grpo": ["env=[proposer_solver]"],
     "algo/opd": ["algo.teacher.model=tiny"],
     "algo/sft": ["algo.teacher.model=tiny"],
     "loss/custom": ["loss.import_path=package.module:function"],

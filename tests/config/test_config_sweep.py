@@ -21,15 +21,15 @@ def test_each_element_runs_in_its_own_directory(
     clean_place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[Any] = []
-    words = ["algo=grpo", "loss=ipo", "optim.lr=1e-4,3e-4", "zero=1,2", "max_steps=3", "run.tags.note='a b'"]
+    words = ["algo=grpo", "loss=ipo", "optim.lr=1e-4,3e-4", "zero=2", "max_steps=3", "run.tags.note='a b'"]
     assert hydra_app.sweep(line(*words), lambda config: seen.append(config) or 0) == 0
-    assert [(c.optim.lr, c.zero.stage) for c in seen] == [(1e-4, 1), (1e-4, 2), (3e-4, 1), (3e-4, 2)]
+    assert [(c.optim.lr, c.zero.stage) for c in seen] == [(1e-4, 2), (3e-4, 2)]
     assert {c.max_steps for c in seen} == {3} and {c.run.tags["note"] for c in seen} == {"a b"}
     (parent,) = {c.output_dir for c in seen}
     assert Path(parent).parent == clean_place / "multirun" and Path(parent).name.endswith(sweep_id())
-    assert [c.run.name for c in seen] == ["0", "1", "2", "3"]
+    assert [c.run.name for c in seen] == ["0", "1"]
     assert list(Path(parent, "0").iterdir()) == []
-    assert "sweep: 4 runs, 0 failed" in capsys.readouterr().out
+    assert "sweep: 2 runs, 0 failed" in capsys.readouterr().out
 
 
 def test_failures_do_not_stop_the_sweep_but_end_it_badly(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,11 +46,11 @@ def test_an_interrupt_stops_the_sweep() -> None:
 
 def test_options_can_be_swept() -> None:
     seen: list[str] = []
-    words = ["loss=ipo,icepop", "env=[reverse_text],[reverse_text,arithmetic]", "hydra.sweep.dir=here"]
+    words = ["loss=icepop", "env=[reverse_text],[reverse_text,arithmetic]", "hydra.sweep.dir=here"]
     hydra_app.sweep(
         line(*words), lambda c: seen.append(f"{c.loss.name} {len(c.env)} {Path(c.output_dir).name}") or 0
     )
-    assert seen == ["ipo 1 here", "ipo 2 here", "icepop 1 here", "icepop 2 here"]
+    assert seen == ["icepop 1 here", "icepop 2 here"]
 
 
 @pytest.mark.parametrize(

@@ -363,7 +363,8 @@ class Scenario:
         self.dispatcher = Dispatcher(
             {name: env.source(group_size, **overrides.get(name, {})) for name, env in self.envs.items()},
             self.mixer, self.line, cap=cap or batch_size, bound=bound, batch_size=batch_size,
-            inbox=self.inbox, arrive=self.sink.arrive, settling=lambda: self.sink.settling, queued=lambda: self.sink.queued, fatal=fatal,
+            inbox=self.inbox, arrive=self.sink.arrive, fatal=fatal,
+            settling=lambda: self.sink.settling, queued=lambda: self.sink.queued,
         )  # fmt: skip
         self.watcher = Watcher(
             [self.engine], self.line,

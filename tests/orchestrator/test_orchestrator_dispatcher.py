@@ -181,7 +181,7 @@ def test_what_would_be_too_old_for_its_batch_is_not_started() -> None:
     assert run_virtual(scenario(0)) == 4, (
         "one batch of four at this version; more would be stale for the next"
     )
-    assert run_virtual(scenario(3)) == 1
+    assert run_virtual(scenario(3)) == 2, "a group that was begun is finished"
 
 
 def test_stale_episodes_are_cancelled_each_on_its_own() -> None:

@@ -83,6 +83,22 @@ class Admin:
     async def aclose(self) -> None: ...
 
 
+class Scorer:
+    """Stands for `LogprobScorer`; `speaks` tells whether the endpoint takes token ids."""
+
+    speaks = True
+
+    def __init__(self, base_url: str, model: str, *access: Any) -> None:
+        self.model, self.access = model, access
+
+    async def score(self, token_ids: list[int], cache_salt: str | None = None) -> list[float]:
+        if not self.speaks:
+            raise ValueError("http://127.0.0.1:9 answered 404")
+        return [0.0] * len(token_ids)
+
+    async def aclose(self) -> None: ...
+
+
 class Trainer(threading.Thread):
     """Fetches batch after batch as every rank, publishes a version after each."""
 
@@ -113,6 +129,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     Source.made = []
     monkeypatch.setattr(connect, "EnvSource", Source)
     monkeypatch.setattr(connect, "EngineAdmin", Admin)
+    monkeypatch.setattr(connect, "LogprobScorer", Scorer)
 
 
 def config(max_steps: int = 4, **changes: Any) -> RlConfig:
@@ -257,6 +274,25 @@ def test_a_teacher_scores_for_opd(tmp_path: Path) -> None:
     it = connected(tmp_path, config(algo=OpdConfig(teacher=EndpointConfig(model="big"))), "teacher/shared")
     assert not it.sources["a"].frozen, "the policy samples, the teacher only scores"
     assert it.algorithms["a"].teacher.model == "big"
+
+
+def test_a_teacher_that_cannot_score_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scorer, "speaks", False)
+    algo = OpdConfig(teacher=EndpointConfig(model="big", base_url="http://127.0.0.1:9/v1"))
+    with pytest.raises(ValueError, match=r"env\.a: teacher 'big' at .*404"):
+        connected(tmp_path, config(algo=algo))
+
+
+def test_a_sampling_teacher_is_reached_with_its_own_key(tmp_path: Path) -> None:
+    teacher = EndpointConfig(
+        model="big", base_url="http://127.0.0.1:9/v1", api_key_var="BIG_KEY", headers={"x": "1"}
+    )
+    it = connected(tmp_path, config(env={"a": EnvConfig(algo=SftAlgoConfig(teacher=teacher))}))
+    asyncio.run(it.sources["a"].run(FakeTask("t", {}), group_id="g"))
+    (call,) = Source.made[0].calls
+    assert call["access"] == {"api_key_var": "BIG_KEY", "headers": {"x": "1"}}
 
 
 def test_the_prefix_of_opsd_is_one_system_message(tmp_path: Path) -> None:

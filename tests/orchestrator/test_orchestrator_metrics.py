@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,37 +17,49 @@ from prl.orchestrator.episodes import Group
 from prl.orchestrator.metrics import batch_metrics, distribution
 from prl.orchestrator.mixing import Draw
 from prl.orchestrator.sink import Entry
-from prl.orchestrator.window import GroupReport, Window
+from prl.orchestrator.window import Fact, GroupReport, Window
 from prl.records import Episode, PolicySpan
 
 
-def report(env: str, key: str, *rewards: float | str | None, cancelled: int = 0) -> GroupReport:
+@dataclass
+class Arrived:
+    """A group with its episodes at hand, as they were before they became facts."""
+
+    env: str
+    key: str
+    episodes: list[Episode]
+    cancelled: int = 0
+
+    def report(self, used: Sequence[str] = ()) -> GroupReport:
+        return GroupReport.of(self.env, self.key, self.episodes, self.cancelled, used, used)
+
+
+def group(env: str, key: str, *rewards: float | str | None, cancelled: int = 0) -> Arrived:
     episodes = [
         make_episode(key, None if isinstance(r, str) else r, env=env, error=r if isinstance(r, str) else None)
         for r in rewards
     ]
-    return GroupReport(env, key, episodes, cancelled)
+    return Arrived(env, key, episodes, cancelled)
 
 
-def entries(group: GroupReport, advantage: float = 0.5, span: tuple[int, int] | None = (0, 0)) -> list[Entry]:
+def entries(arrived: Arrived, advantage: float = 0.5, span: tuple[int, int] | None = (0, 0)) -> list[Entry]:
     made = []
-    for episode in group.episodes:
+    for episode in arrived.episodes:
         episode.policy = PolicySpan(*span) if span else None
         for trace in episode.trainable_traces:
             for node in trace.nodes:
                 node.advantages = [advantage] * node.num_sampled
-            of = Group("1-0", Draw(0, group.env, FakeTask(group.task_key)), 2, 0)
-            made.append(Entry(of, episode, trace, build_sample(group.env, trace)))
+            of = Group("1-0", Draw(0, arrived.env, FakeTask(arrived.key)), 2, 0)
+            made.append(Entry(of, episode, trace, build_sample(arrived.env, trace)))
     return made
 
 
-def shipped_and_window(*groups: GroupReport, span: tuple[int, int] = (0, 0)) -> tuple[list[Entry], Window]:
+def shipped_and_window(*groups: Arrived, span: tuple[int, int] = (0, 0)) -> tuple[list[Entry], Window]:
     window = Window()
     shipped: list[Entry] = []
-    for group in groups:
-        own = entries(group, span=span)
-        ids = [entry.trace.id for entry in own]
-        window.add_group(group, trainable=ids, admitted=ids)
+    for arrived in groups:
+        own = entries(arrived, span=span)
+        window.groups.append(arrived.report([entry.trace.id for entry in own]))
         shipped += own
     return shipped, window
 
@@ -68,7 +82,7 @@ def test_an_empty_distribution_has_no_key(values: list[float]) -> None:
 
 
 def test_the_main_signals() -> None:
-    values = batch_metrics(*shipped_and_window(report("a", "a0", 1.0, 0.0), report("b", "b0", 0.5, 0.5)), 1)
+    values = batch_metrics(*shipped_and_window(group("a", "a0", 1.0, 0.0), group("b", "b0", 0.5, 0.5)), 1)
     assert values["train/agg/effective/agent/reward/mean"] == 0.5
     assert values["train/a/effective/agent/reward/max"] == 1.0
     assert values["train/b/all/agent/reward/p90"] == 0.5
@@ -78,9 +92,9 @@ def test_the_main_signals() -> None:
 
 
 def test_counts_are_sums_over_an_episode_and_per_trace_of_an_agent() -> None:
-    group = report("a", "a0", 1.0)
-    group.episodes[0].traces.append(make_trace("second", 0.0, sampled=7, agent="other"))
-    values = batch_metrics(*shipped_and_window(group), 1)
+    arrived = group("a", "a0", 1.0)
+    arrived.episodes[0].traces.append(make_trace("second", 0.0, sampled=7, agent="other"))
+    values = batch_metrics(*shipped_and_window(arrived), 1)
     assert values["train/a/all/num_total_tokens/mean"] == 5 + 9
     assert values["train/a/all/num_output_tokens/mean"] == 3 + 7
     assert values["train/a/all/num_input_tokens/mean"] == 4
@@ -90,7 +104,7 @@ def test_counts_are_sums_over_an_episode_and_per_trace_of_an_agent() -> None:
 
 
 def test_failures_and_cancellations_count_only_in_all_and_are_disjoint() -> None:
-    shipped, window = shipped_and_window(report("a", "a0", 1.0, "Timeout", "Boom", cancelled=1))
+    shipped, window = shipped_and_window(group("a", "a0", 1.0, "Timeout", "Boom", cancelled=1))
     values = batch_metrics(shipped, window, 1)
     assert values["train/a/all/has_error/mean"] == 0.5 and values["train/a/all/cancelled/mean"] == 0.25
     assert values["train/a/all/agent/error/Timeout"] == values["train/a/all/agent/error/Boom"] == 1
@@ -99,9 +113,7 @@ def test_failures_and_cancellations_count_only_in_all_and_are_disjoint() -> None
 
 
 def test_groups_are_solved_by_none_all_or_some() -> None:
-    groups = [
-        report("a", f"a{i}", *r) for i, r in enumerate([(0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.5, 0.5)])
-    ]
+    groups = [group("a", f"a{i}", *r) for i, r in enumerate([(0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.5, 0.5)])]
     values = batch_metrics(*shipped_and_window(*groups), 1)
     assert values["train/a/all/agent/solved_none"] == 0.25
     assert values["train/a/all/agent/solved_all"] == 0.25
@@ -109,25 +121,25 @@ def test_groups_are_solved_by_none_all_or_some() -> None:
 
 
 def test_effective_is_what_was_shipped_even_from_an_earlier_window() -> None:
-    old, _ = shipped_and_window(report("a", "a0", 0.25))
-    _, window = shipped_and_window(report("a", "a1", 1.0))
-    window.trainable.clear()
+    old, _ = shipped_and_window(group("a", "a0", 0.25))
+    _, window = shipped_and_window(group("a", "a1", 1.0))
+    window.groups[0] = group("a", "a1", 1.0).report()
     values = batch_metrics(old, window, 1)
     assert values["train/a/effective/agent/reward/mean"] == 0.25
     assert values["train/a/all/agent/reward/mean"] == 1.0
     assert values["train/a/effective/agent/is_trainable/mean"] == 1.0
     assert values["train/a/all/agent/is_trainable/mean"] == 0.0
-    assert values["train/a/all/agent/is_admitted/mean"] == 1.0
+    assert values["train/a/all/agent/is_admitted/mean"] == 0.0
 
 
 def test_tables_stops_and_flags() -> None:
-    group = report("a", "a0", 1.0, 0.0)
-    one, two = (episode.traces[0] for episode in group.episodes)
+    arrived = group("a", "a0", 1.0, 0.0)
+    one, two = (episode.traces[0] for episode in arrived.episodes)
     one.rewards, two.rewards = {"format": 1.0}, {"format": None}
     one.metrics = {"words": 4.0}
     one.timing, two.timing = {"total": 1.0, "agent/model": 0.5}, {"total": 3.0}
     one.is_truncated, one.stop_condition, two.stop_condition = True, "max_turns", None
-    values = batch_metrics(*shipped_and_window(group), 1)
+    values = batch_metrics(*shipped_and_window(arrived), 1)
     base = "train/a/effective/agent"
     assert values[f"{base}/rewards/format/mean"] == 0.5, "an unscored part counts as 0"
     assert values[f"{base}/metrics/words/mean"] == 4.0, "only traces that have the key"
@@ -136,12 +148,12 @@ def test_tables_stops_and_flags() -> None:
     assert values[f"{base}/stop_condition/max_turns"] == 1.0
     assert values[f"{base}/stop_condition/generation_truncated"] == 0.5
     one.stop_condition = "prompt_too_long"
-    values = batch_metrics(*shipped_and_window(group), 1)
+    values = batch_metrics(*shipped_and_window(arrived), 1)
     assert values[f"{base}/stop_condition/generation_truncated"] == 0.0
 
 
 def test_off_policy_ages_and_drops() -> None:
-    shipped, window = shipped_and_window(report("a", "a0", 1.0, 0.0), span=(3, 4))
+    shipped, window = shipped_and_window(group("a", "a0", 1.0, 0.0), span=(3, 4))
     window.stale = 5
     values = batch_metrics(shipped, window, 6)
     assert (values["off_policy/max"], values["off_policy/mean"]) == (2, 2)
@@ -150,14 +162,13 @@ def test_off_policy_ages_and_drops() -> None:
 
 
 def test_frozen_samples_have_no_age() -> None:
-    group = report("a", "a0", 1.0, 0.0)
-    shipped = entries(group, span=None)
+    shipped = entries(group("a", "a0", 1.0, 0.0), span=None)
     values = batch_metrics(shipped, Window(), 9)
     assert "off_policy/max" not in values and values["off_policy/dropped"] == 0
 
 
 def test_p15_progress_counts_true_tokens() -> None:
-    shipped, window = shipped_and_window(report("a", "a0", 1.0, "Boom"), report("b", "a0", 0.0))
+    shipped, window = shipped_and_window(group("a", "a0", 1.0, "Boom"), group("b", "a0", 0.0))
     window.truncated = 3
     values = batch_metrics(shipped, window, 1)
     assert values["progress/rollouts"] == 3
@@ -168,16 +179,14 @@ def test_p15_progress_counts_true_tokens() -> None:
 
 
 def test_every_name_suits_the_tracker() -> None:
-    values = batch_metrics(*shipped_and_window(report("a", "a0", 1.0, "Timeout")), 1)
+    values = batch_metrics(*shipped_and_window(group("a", "a0", 1.0, "Timeout")), 1)
     assert all(isinstance(value, int | float) for value in values.values())
     assert {name.split("/")[0] for name in values} == {"train", "off_policy", "batch", "progress"}
 
 
 def test_a_window_explains_what_was_discarded() -> None:
-    window = Window()
-    group = report("a", "a0", 1.0, 0.0, "Boom", "Boom", "Timeout", cancelled=2)
-    one = group.episodes[0].traces[0].id
-    window.add_group(group, trainable=[one], admitted=[one], stale=0)
+    arrived = group("a", "a0", 1.0, 0.0, "Boom", "Boom", "Timeout", cancelled=2)
+    window = Window([arrived.report([arrived.episodes[0].traces[0].id])])
     assert window.reasons() == "3 failed (Boom 2, Timeout 1), 1 without credit, 2 cancelled"
     assert window.discarded_share() == pytest.approx(6 / 7)
     assert Window().reasons() == "none discarded" and Window().discarded_share() == 0
@@ -189,8 +198,7 @@ def alerts(it: Alerts, step: int, **changes: Any) -> list[str]:
 
 
 def test_warnings_say_what_is_wrong() -> None:
-    failing = Window()
-    failing.add_group(report("a", "a0", "Boom", "Boom"))
+    failing = Window([group("a", "a0", "Boom", "Boom").report()])
     assert alerts(Alerts(), 1) == []
     (few,) = alerts(Alerts(), 1, shipped=1)
     assert "only 1 of 10 rollouts carry credit" in few
@@ -208,7 +216,19 @@ def test_a_warning_is_not_repeated_every_step() -> None:
 
 
 def test_empty_episodes_do_not_break_the_metrics() -> None:
-    window = Window()
-    window.add_group(GroupReport("a", "a0", [Episode("e", "a", "1-0", "a0", {}, [])], 0))
-    shipped, _ = shipped_and_window(report("a", "a1", 1.0))
+    window = Window([GroupReport("a", "a0", [[]], 0)])
+    shipped, _ = shipped_and_window(group("a", "a1", 1.0))
     assert batch_metrics(shipped, window, 1)["train/a/all/has_error/mean"] == 0
+
+
+def test_a_window_keeps_no_tokens() -> None:
+    arrived = group("a", "a0", 1.0)
+    (fact,) = arrived.report().facts
+    assert fact == Fact.of(arrived.episodes[0].traces[0], trainable=False, admitted=False)
+    held = [getattr(fact, name) for name in Fact.__slots__]
+    assert not any(
+        value is node or value is node.token_ids
+        for value in held
+        for node in arrived.episodes[0].traces[0].nodes
+    )
+    assert fact.counts == (5, 2, 3, 1, 1)

@@ -35,11 +35,13 @@ def results(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
     """One pair of processes for all cases, meeting in a file."""
     steps = [make_sequences(seed, KINDS) for seed in range(STEPS)]
     rows = [ranks_of(i, s) for i, s in enumerate(steps)]
-    cases = {
-        f"{optim}{stage}": {"stage": stage, "optim": optim, "rows": rows[: STEPS if optim == "adamw" else 3]}
-        for stage in range(4)
-        for optim in ("adamw", "muon")
-    }
+    cases = {}
+    for stage in range(4):
+        common = {"stage": stage, "dtype": "float32"}
+        cases[f"adamw{stage}"] = {**common, "optim": "adamw", "rows": rows}
+        cases[f"muon{stage}"] = {**common, "optim": "muon", "rows": rows[:3]}
+        if stage:
+            cases[f"bf16-{stage}"] = {**common, "optim": "adamw", "rows": rows[:2], "dtype": "bfloat16"}
     out = tmp_path_factory.mktemp("two")
     spawn(out, "zero_worker.py", 2, {"model": str(model_dir), "world": 2, "cases": cases})
     return out
@@ -76,6 +78,16 @@ def test_two_ranks_equal_the_reference(
         assert (weights[name] - weight).abs().max() < weight_error, name
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_ranks_in_bfloat16_stay_near_the_reference(
+    stage: int, results: Path, reference: dict[str, Any]
+) -> None:
+    metrics = json.loads((results / f"bf16-{stage}.json").read_text())
+    losses, norms = ([m[key] for m in metrics] for key in ("loss/mean", "optim/grad_norm"))
+    assert losses == pytest.approx(reference["adamw"]["losses"][:2], abs=0.02)
+    assert norms == pytest.approx(reference["adamw"]["norms"][:2], rel=0.05)
+
+
 def test_metrics_are_token_means_over_both_ranks(results: Path, model_dir: Path) -> None:
     """Means over all tokens, whoever held them, equal those of a single process."""
     from trainer_lab import load_reference, sequence_logprobs
@@ -110,7 +122,7 @@ def test_variables_alone_bring_two_ranks_together(tmp_path: Path, model_dir: Pat
     job = {
         "model": str(model_dir),
         "world": 99,
-        "cases": {"env": {"stage": 1, "optim": "adamw", "rows": rows}},
+        "cases": {"env": {"stage": 1, "dtype": "float32", "optim": "adamw", "rows": rows}},
     }
     spawn(tmp_path, "zero_worker.py", 2, job, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
     assert not (tmp_path / "store").exists()

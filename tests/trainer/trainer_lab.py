@@ -52,7 +52,7 @@ def make_model(directory: Path, *, tied: bool = True, seed: int = 0, **changes: 
 
 def make_config(model: Path, optim: training.OptimConfig, **fields: Any) -> RlConfig:
     settings = {"zero": training.ZeroConfig(stage=0), "scheduler": training.SchedulerConfig(), **fields}
-    settings.setdefault("trainer", training.TrainerConfig(lm_head_chunk=5, seq_len=64))
+    settings.setdefault("trainer", training.TrainerConfig(lm_head_chunk=5, dtype="float32"))
     return RlConfig(
         algo=None,
         loss=IPO,

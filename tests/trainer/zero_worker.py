@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -26,10 +27,11 @@ def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(sys.argv[1]).read_text())
     out = Path(job["out"])
-    world = distributed.join(int(job_rank()), job["world"], out / "store", timeout=60)
+    world = distributed.join(int(os.environ["RANK"]), job["world"], out / "store", timeout=60)
     for name, case in job["cases"].items():
         zero = training.ZeroConfig(stage=case["stage"], param_persistence_threshold=0)
-        config = make_config(Path(job["model"]), OPTIMIZERS[case["optim"]], zero=zero)
+        settings = training.TrainerConfig(lm_head_chunk=5, dtype=case["dtype"])
+        config = make_config(Path(job["model"]), OPTIMIZERS[case["optim"]], zero=zero, trainer=settings)
         engine = TrainEngine(config, world, None)
         metrics = []
         for step, ranks in enumerate(case["rows"], 1):
@@ -38,16 +40,10 @@ def main() -> None:
         weights = {n: t.clone() for n, t in engine.full_tensors()}
         engine.close()
         if world.rank == 0:
+            weights = {name: tensor.cpu() for name, tensor in weights.items()}
             (out / f"{name}.json").write_text(json.dumps(metrics))
             save_file(weights, out / f"{name}.safetensors")
     distributed.leave(world)
-
-
-def job_rank() -> str:
-    """As the launcher would know it; the variables of a cluster job take precedence."""
-    import os
-
-    return os.environ["RANK"]
 
 
 main()

@@ -2,7 +2,8 @@
 
 Three cards (J < Q < K), one each; both ante a chip. A player may pass or bet one chip; after a bet the other
 folds or calls; after two passes, or a call, the higher card takes the pot. A reply must be one legal move in
-brackets, as in `[bet]`; anything else is played as `[pass]` or `[fold]` and costs part of the `legal` reward.
+brackets, its word or first letter, as in `[bet]` or `[b]`; anything else is played as `[pass]` or `[fold]` and
+costs part of the `legal` reward, less of it if the brackets are there.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from statistics import mean
 
 import verifiers.v1 as vf
 
-from prl.env.tasksets._brackets import bracketed
+from prl.env.tasksets._brackets import FORMAT_CREDIT, bracketed
 
 CARDS = "JQK"
 OPEN, FACING_BET = ("pass", "bet"), ("fold", "call")
@@ -70,17 +72,17 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
     async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
         traces = [episode.by_agent[f"player{player}"][0] for player in (0, 1)]
         moves: list[str] = []
-        illegal = [0, 0]
+        legal: tuple[list[float], list[float]] = ([], [])
         while not is_over(moves):
             player = len(moves) % 2
             reply = (traces[player].assistant_messages[len(moves) // 2].content or "").strip()
-            illegal[player] += bracketed(reply) not in legal_moves(moves)
+            legal[player].append(legality(reply, moves))
             moves.append(parse_move(reply, moves))
         won = chips_won(task.data.cards, moves)
         for player, trace in enumerate(traces):
             trace.record_reward("chips", won if player == 0 else -won)
-            trace.record_reward("legal", 1.0 - illegal[player] / trace.num_turns, self.config.legal_weight)
-            trace.record_metric("illegal_moves", illegal[player])
+            trace.record_reward("legal", mean(legal[player]), self.config.legal_weight)
+            trace.record_metric("illegal_moves", sum(share < 1.0 for share in legal[player]))
 
 
 def legal_moves(moves: list[str]) -> tuple[str, str]:
@@ -90,8 +92,20 @@ def legal_moves(moves: list[str]) -> tuple[str, str]:
 
 def parse_move(reply: str, moves: list[str]) -> str:
     """The move that a reply makes; an illegal one passes or folds."""
-    move = bracketed(reply)
-    return move if move in legal_moves(moves) else legal_moves(moves)[0]
+    return named_move(reply, moves) or legal_moves(moves)[0]
+
+
+def named_move(reply: str, moves: list[str]) -> str | None:
+    """The legal move that a reply names by its word or its first letter."""
+    given = bracketed(reply)
+    return next((move for move in legal_moves(moves) if given in (move, move[0])), None)
+
+
+def legality(reply: str, moves: list[str]) -> float:
+    """1 for a legal move, a little for brackets around something else, 0 without them."""
+    if named_move(reply, moves):
+        return 1.0
+    return 0.0 if bracketed(reply) is None else FORMAT_CREDIT
 
 
 def prompt(card: str, moves: list[str]) -> str:

@@ -1,0 +1,164 @@
+"""`prl eval` from a checked config to an exit code: plan, place, supervise, count, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchers.interrupts import Interrupts
+from launchers.local import Outcome, supervise, tail
+from launchers.placement import format_table, place, visible_gpus
+from launchers.run import FLUSH_SECONDS, REFUSED, launcher_log
+from launchers.run_directory import RunPlan, append_status, open_run, plan_by_name
+from launchers.sweep import sweep_directory, task_overrides
+from prl.evals.checkpoints import settle_checkpoints
+from prl.evals.describe import describe_evaluation
+from prl.evals.display import EvalDisplay
+from prl.evals.identity import check_same, note_weights
+from prl.evals.mlflow_report import publish
+from prl.evals.plot import write_plot
+from prl.evals.results import Results, collect, metrics, write_results
+from prl.evals.sources import merge_envs
+from prl.evals.tables import closing_lines, curve, notes, plain_table, report, table_rows
+from prl.run_dir import RunDir, write_atomic
+from prl.tracking.mlflow_run import Facts
+from prl.tracking.mlflow_store import Store, find_store
+from prl.tracking.mlflow_writer import MlflowWriter
+from prl.tracking.stream import MetricStream
+
+PUBLISH_SECONDS = 60.0
+
+
+def launch_eval(config: Any, command_line: str | list[str]) -> int:
+    """Run `prl eval` to its end; the exit code: 0 measured, 1 failed, 2 refused, 128 + signal when stopped."""
+    words = shlex.split(command_line) if isinstance(command_line, str) else command_line
+    try:
+        merge_envs(config)
+        settle_checkpoints(config)
+        plan = plan_by_name(config)
+        if plan.continues:
+            check_same(config, plan.path)
+        gpus = visible_gpus(os.environ)
+        roles = place("eval", config, RunDir(plan.path).resolved_config, gpus)
+    except ValueError as error:
+        return _refuse(error)
+    origin = f"goes on with {plan.path}" if plan.continues else plan.origin()
+    print(describe_evaluation(config, plan.path), origin, sep="\n", flush=True)
+    if config.dry_run:
+        print(format_table(roles), "dry run: nothing was started, nothing was written", sep="\n")
+        return 0
+    with contextlib.ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        try:
+            run = stack.enter_context(open_run("eval", config, plan, words))
+        except (ValueError, OSError) as error:  # taken meanwhile, or not writable
+            return _refuse(error)
+        stack.enter_context(launcher_log(run, config.log.level))
+        return Evaluation(config, plan, run, words, interrupts).execute(gpus)
+
+
+@dataclass
+class Evaluation:
+    """One attempt at an evaluation whose directory is open."""
+
+    config: Any
+    plan: RunPlan
+    run: RunDir
+    command_line: list[str]
+    interrupts: Interrupts
+
+    def execute(self, gpus: list[str]) -> int:
+        """Run the roles with everything around them; the exit code."""
+        append_status(self.run, "started", ["evaluation"])
+        note_weights(self.config, self.run)
+        roles = place("eval", self.config, self.run.resolved_config, gpus)
+        display = EvalDisplay(self.config.log.display, self.run)
+        display.start()
+        display.note(f"starting {', '.join(role.name for role in roles)}; logs in {self.run.logs}")
+        outcome = Outcome(1, "FAILED", "the launcher itself failed")
+        try:
+            outcome = supervise(roles, self.run, self.config.cluster.grace, self.interrupts)
+        finally:
+            display.close()
+        return self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> int:
+        """Count what is in the ledger, however the attempt ended, and tell everybody."""
+        results = collect(self.config, self.run)
+        if results:
+            write_results(results, self.run)
+            write_atomic(self.run.path / "results.md", report(results))
+            write_plot(results, self.run.path / "rewards.svg")
+        code = outcome.code
+        if outcome.status == "FINISHED" and (results is None or not any(s.agents for s in results.scores)):
+            code, outcome = 1, Outcome(1, "FAILED", "no rollout ended well, so nothing was measured")
+        if results and outcome.status != "KILLED":
+            self._log(results)
+        self._track(outcome, results)
+        print(_summary(outcome, results, self.run), flush=True)
+        if outcome.status == "FAILED":
+            print(_failure(outcome, self.run), file=sys.stderr, flush=True)
+        append_status(self.run, f"ended: {outcome.status}", [outcome.reason, *(notes(results) if results else [])])
+        return code
+
+    def _log(self, results: Results) -> None:
+        stream = MetricStream(self.run.metric_file("eval"), "eval")
+        for score in results.scores:
+            stream.log(metrics(score), score.step)
+        stream.close()
+
+    def _track(self, outcome: Outcome, results: Results | None) -> None:
+        store = self._store()
+        if store is None or (outcome.status == "KILLED" and results is None):
+            return
+        overrides = task_overrides(self.command_line)
+        facts = Facts(self.run, "eval", self.config, overrides, sweep_directory())
+        writer = MlflowWriter(facts, store, print)
+        writer.start()
+        arrived = writer.close(outcome.status, FLUSH_SECONDS[outcome.status] + 30.0, self.interrupts.since_now())
+        if arrived and results:
+            publish(self.run, store, results, PUBLISH_SECONDS, print)
+
+    def _store(self) -> Store | None:
+        tracking = self.config.tracking
+        return find_store(tracking.uri, self.plan.path.parent) if tracking.name == "mlflow" else None
+
+
+def _summary(outcome: Outcome, results: Results | None, run: RunDir) -> str:
+    """The table, what to know about it, and where everything is."""
+    lines = [f"{outcome.status.lower()}: {outcome.reason}" if outcome.reason else outcome.status.lower()]
+    if results:
+        lines += ["", plain_table(table_rows(results)), "", *curve(results)]
+        lines += [line for score in results.scores for line in closing_lines(score)]
+        lines += [*notes(results), ""]
+    places = {"run": run.path, "results": run.path / "results.md", "traces": run.traces, "logs": run.logs}
+    lines += [f"{name:9}{place}" for name, place in places.items() if Path(place).exists()]
+    if outcome.status != "FINISHED":
+        lines.append(f"finished rollouts are kept; go on by: prl eval ... run.name={run.path.name} run.resume=latest")
+    return "\n".join(lines)
+
+
+def _failure(outcome: Outcome, run: RunDir) -> str:
+    """One line where the cause is the user's to mend; else the last line of each log at fault."""
+    told = run.configs / "failure.txt"
+    deadline = time.monotonic() + 0.5
+    while not told.exists() and "eval" in outcome.culprits and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if told.exists():
+        return f"the evaluation failed: {told.read_text().strip()}"
+    lines = [f"the evaluation failed: {outcome.reason}"]
+    for name in outcome.culprits:
+        last = tail(run.log_file(name), 1).strip()
+        lines.append(f"{name}: {last} ({run.log_file(name)})")
+    return "\n".join(lines)
+
+
+def _refuse(error: Exception) -> int:
+    print(error, file=sys.stderr)
+    return REFUSED

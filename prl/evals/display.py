@@ -1,0 +1,164 @@
+"""What the terminal shows while an evaluation goes on: a bar a source, or a plain line now and then.
+
+A thread of its own reads `progress.json`: a terminal that blocks must not stop the supervisor.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from prl.evals.progress import Count, Progress, progress_file
+from prl.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+PLAIN_SECONDS = 10.0
+BAR_WIDTH = 30
+
+
+class View(Protocol):
+    """A way to show progress."""
+
+    def show(self, progress: Progress, last: bool) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EvalDisplay:
+    """Shows the progress of a run until `close`, in the way that `log.display` names."""
+
+    def __init__(self, mode: str, run: RunDir, out: TextIO | None = None) -> None:
+        self._path = progress_file(run)
+        self._view = make_view(mode, out or sys.stdout)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def note(self, text: str) -> None:
+        """Say something that stays on the terminal."""
+        with self._lock:
+            self._view.note(text)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """A last look, then leave the terminal as it was."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _follow(self) -> None:
+        try:
+            while not self._stop.wait(LOOK_SECONDS):
+                self._look(last=False)
+            self._look(last=True)
+            self._view.close()
+        except OSError as error:  # the terminal or the pipe is gone; the run is not
+            log.warning("nothing more is shown: %s", error)
+
+    def _look(self, last: bool) -> None:
+        progress = Progress.read(self._path)
+        if progress is not None:
+            with self._lock:
+                self._view.show(progress, last)
+
+
+def make_view(mode: str, out: TextIO) -> View:
+    """The view for live, plain, none or auto (live on a terminal, else plain)."""
+    if mode == "none":
+        return SilentView(out)
+    if mode == "live" or (mode == "auto" and out.isatty()):
+        return LiveView(out)
+    return PlainView(out)
+
+
+class SilentView:
+    """Shows nothing but notes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def show(self, progress: Progress, last: bool) -> None: ...
+
+    def note(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def close(self) -> None: ...
+
+
+class PlainView(SilentView):
+    """A line a source when it is done, and every ten seconds before."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(out)
+        self._shown: dict[tuple[int, str], tuple[int, float]] = {}
+
+    def show(self, progress: Progress, last: bool) -> None:
+        now = time.monotonic()
+        for key, count in progress.counts.items():
+            done, at = self._shown.get(key, (0, now))
+            self._shown.setdefault(key, (0, now))
+            news = count.done > done
+            if news and (last or count.done == count.total or now - at >= PLAIN_SECONDS):
+                self._shown[key] = (count.done, now)
+                self.note(f"{time.strftime('%H:%M:%S')} {count_line(*key, count)}")
+
+
+class LiveView:
+    """Bars that redraw themselves."""
+
+    def __init__(self, out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=out)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+
+    def show(self, progress: Progress, last: bool) -> None:
+        self._live.update(picture(progress), refresh=True)
+
+    def note(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def count_line(step: int, env: str, count: Count) -> str:
+    """`reverse_text step 10: 96/128 done, 16 running, 2 errors, mean 0.412`."""
+    where = f"{env} step {step}" if step else env
+    mean = "no reward yet" if count.mean is None else f"mean {count.mean:.3f}"
+    return f"{where}: {count.done}/{count.total} done, {count.running} running, {count.errors} errors, {mean}"
+
+
+def picture(progress: Progress) -> Table | Any:
+    """A bar and the counts of each source that has begun, or what is waited for."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    if not progress.counts:
+        return Text(progress.note, style="dim")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("source", "", "done", "running", "errors", "mean"):
+        table.add_column(heading, justify="left" if heading in ("source", "") else "right", no_wrap=True)
+    for (step, env), count in progress.counts.items():
+        mean = "" if count.mean is None else f"{count.mean:.3f}"
+        bar = ProgressBar(total=max(count.total, 1), completed=count.done, width=BAR_WIDTH)
+        name = f"{env} @{step}" if step else env
+        table.add_row(
+            name, bar, f"{count.done}/{count.total}", str(count.running), str(count.errors), mean
+        )
+    return table
