@@ -19,6 +19,7 @@ from launchers.role import LOG_FORMAT, LOG_TIME
 from launchers.run_directory import RunPlan, append_status, open_run, plan_run
 from launchers.summary import failure_report, summary
 from launchers.sweep import sweep_directory, task_overrides
+from prl.algo.base import import_own_algorithms
 from prl.config.describe import describe_plan
 from prl.run_dir import RunDir
 from prl.tracking.board import Board
@@ -52,6 +53,8 @@ def launch(command: str, config: Any, command_line: str | list[str]) -> int:
         plan = plan_run(config)
         gpus = visible_gpus(os.environ)
         roles = place(command, config, RunDir(plan.path).resolved_config, gpus)
+        if command == "rl":
+            import_own_algorithms(config)
     except ValueError as error:
         return _refuse(error)
     print(describe_plan(config), f"devices      {_devices(roles)}", plan.origin(), sep="\n", flush=True)

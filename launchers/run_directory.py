@@ -78,11 +78,13 @@ def plan_by_name(config: Any) -> RunPlan:
     plan = RunPlan(path, RunDir(path).checkpoints, None, 0, config.run.clean)
     if not _occupied(path):
         if config.run.resume:
-            raise ValueError(f"run.resume = latest: there is no run {path}. Without run.resume it is started.")
+            raise ValueError(f"run.resume = latest: there is no run {path}; leave run.resume out to start it")
     elif plan.clean:
         _check_cleanable(plan)
     elif not is_run(path) or not config.run.resume:
-        more = "Continue it by run.resume=latest, replace it by run.clean=true, or choose" if is_run(path) else "Choose"
+        more = "Choose"
+        if is_run(path):
+            more = "Continue it by run.resume=latest, replace it by run.clean=true, or choose"
         raise ValueError(f"run.name = {path.name}: {path} exists. {more} another run.name.")
     return plan
 

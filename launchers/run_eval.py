@@ -36,7 +36,7 @@ PUBLISH_SECONDS = 60.0
 
 
 def launch_eval(config: Any, command_line: str | list[str]) -> int:
-    """Run `prl eval` to its end; the exit code: 0 measured, 1 failed, 2 refused, 128 + signal when stopped."""
+    """Run `prl eval` to its end; the exit code: 0 done, 1 failed, 2 refused, 128 + signal if stopped."""
     words = shlex.split(command_line) if isinstance(command_line, str) else command_line
     try:
         merge_envs(config)
@@ -104,7 +104,9 @@ class Evaluation:
         print(_summary(outcome, results, self.run), flush=True)
         if outcome.status == "FAILED":
             print(_failure(outcome, self.run), file=sys.stderr, flush=True)
-        append_status(self.run, f"ended: {outcome.status}", [outcome.reason, *(notes(results) if results else [])])
+        append_status(
+            self.run, f"ended: {outcome.status}", [outcome.reason, *(notes(results) if results else [])]
+        )
         return code
 
     def _log(self, results: Results) -> None:
@@ -121,7 +123,9 @@ class Evaluation:
         facts = Facts(self.run, "eval", self.config, overrides, sweep_directory())
         writer = MlflowWriter(facts, store, print)
         writer.start()
-        arrived = writer.close(outcome.status, FLUSH_SECONDS[outcome.status] + 30.0, self.interrupts.since_now())
+        arrived = writer.close(
+            outcome.status, FLUSH_SECONDS[outcome.status] + 30.0, self.interrupts.since_now()
+        )
         if arrived and results:
             publish(self.run, store, results, PUBLISH_SECONDS, print)
 
@@ -140,7 +144,9 @@ def _summary(outcome: Outcome, results: Results | None, run: RunDir) -> str:
     places = {"run": run.path, "results": run.path / "results.md", "traces": run.traces, "logs": run.logs}
     lines += [f"{name:9}{place}" for name, place in places.items() if Path(place).exists()]
     if outcome.status != "FINISHED":
-        lines.append(f"finished rollouts are kept; go on by: prl eval ... run.name={run.path.name} run.resume=latest")
+        lines.append(
+            f"finished rollouts are kept; go on by: prl eval ... run.name={run.path.name} run.resume=latest"
+        )
     return "\n".join(lines)
 
 

@@ -5,10 +5,11 @@ Exit codes: 0 done, 2 the configuration was refused, anything else from the job.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prl.config.command_line import CommandLine, parse
@@ -33,11 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from prl.evals.compare import main as compare
 
         return compare(words[2:])
+    gc.disable()  # composing makes many small objects and no garbage; a tenth of its time is saved
     try:
         return _run(parse(expand(words), list(COMMANDS)), words)
     except ConfigErrors as errors:
         print(errors, file=sys.stderr)
         return REFUSED
+    finally:
+        gc.enable()
 
 
 def _run(line: CommandLine, words: Sequence[str]) -> int:
@@ -51,17 +55,18 @@ def _run(line: CommandLine, words: Sequence[str]) -> int:
     if line.hydra_flags or line.multirun:
         from prl.config import hydra_app
 
-        return hydra_app.sweep(line, _job(line.command, words)) if line.multirun else hydra_app.show(line)
+        return hydra_app.sweep(line, _job(line.command)) if line.multirun else hydra_app.show(line)
     from prl.config.compose import compose_job
 
     config = compose_job(line.command, line.overrides, line.config_dirs, line.config_name)
-    return _job(line.command, words)(config)
+    return _job(line.command)(config, words)
 
 
-def _job(command: str, words: Sequence[str]) -> Any:
-    """The function that runs a config of `command` and gives an exit code."""
+def _job(command: str) -> Callable[[Any, Sequence[str]], int]:
+    """The function that runs a config of `command`, made by the given words, and gives an exit code."""
 
-    def job(config: Any) -> int:
+    def job(config: Any, words: Sequence[str]) -> int:
+        gc.enable()
         module, _, function = COMMANDS[command].partition(":")
         run = getattr(importlib.import_module(module), function)
         if command == "export":

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from prl.config.algo import AlgoConfig
+from prl.config.rules_rl import algorithms
+from prl.config.schema import RlConfig
 from prl.import_path import load_object
 from prl.records import Component, Episode
 
@@ -94,7 +96,8 @@ class Algorithm(Generic[C]):
 def algorithm_class(config: AlgoConfig) -> type[Algorithm[Any]]:
     """Class of an algorithm: the user's (`import_path`) or the one shipped under `name`.
 
-    Raises ValueError when there is none or when it is not an `Algorithm`.
+    Raises ValueError when there is none, when it is not an `Algorithm`, when `kwargs` do not fit it, and when
+    it wants policy gradients on tokens that a teacher sampled.
     """
     if config.import_path is None and config.name not in ALGORITHMS:
         raise ValueError(
@@ -105,7 +108,29 @@ def algorithm_class(config: AlgoConfig) -> type[Algorithm[Any]]:
     found = load_object(path, "algo.import_path")
     if not (inspect.isclass(found) and issubclass(found, Algorithm)):
         raise ValueError(f"algo.import_path={path!r} must be a subclass of prl.algo.Algorithm")
+    if found.sampled_by == "teacher" and found.action_loss != "ce":
+        raise ValueError(
+            f"{path}: a policy gradient needs the policy's own logprobs, so an algorithm that is sampled by "
+            f"a teacher trains by action_loss='ce', not {found.action_loss!r}"
+        )
+    try:
+        inspect.signature(found).bind(config, Services(env=""), **config.kwargs)
+    except TypeError as error:
+        raise ValueError(f"algo.kwargs={config.kwargs} does not fit {found.__name__} ({error})") from error
     return found
+
+
+def import_own_algorithms(config: RlConfig) -> None:
+    """Import every algorithm that prl does not ship, so that what is wrong with one is told before a start.
+
+    Raises ValueError with the path of its settings.
+    """
+    for path, algo in algorithms(config).items():
+        if algo.import_path is not None:
+            try:
+                algorithm_class(algo)
+            except ValueError as error:
+                raise ValueError(f"{path}={algo.name}: {error}") from error
 
 
 def build_algorithm(
@@ -120,10 +145,5 @@ def build_algorithm(
 
     Raises ValueError for an unknown algorithm, wrong settings or a service that it needs and lacks.
     """
-    cls = algorithm_class(config)
     services = Services(env, policy_scorer, teacher, render_prefix)
-    try:
-        inspect.signature(cls).bind(config, services, **config.kwargs)
-    except TypeError as error:
-        raise ValueError(f"algo.kwargs={config.kwargs} does not fit {cls.__name__} ({error})") from error
-    return cls(config, services, **config.kwargs)
+    return algorithm_class(config)(config, services, **config.kwargs)

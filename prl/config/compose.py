@@ -17,7 +17,7 @@ from prl.config.load import build
 from prl.config.overrides import OverrideReader, Settled
 from prl.config.schema import JOBS
 from prl.config.sources import EnvConfig
-from prl.config.store import conf_dir, register_schemas
+from prl.config.store import conf_dir, register_job, register_schemas
 from prl.config.validate import Validator
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def open_options(
     from hydra.core.global_hydra import GlobalHydra
 
     register_schemas()
+    register_job(command)
     directories = [Path(directory).expanduser().resolve() for directory in config_dirs]
     problems = [problem for directory in directories for problem in _check_directory(directory)]
     outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # a sweep is running around us

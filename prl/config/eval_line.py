@@ -78,7 +78,9 @@ def _take(word: str, rest: list[str], line: _Line) -> None:
             line.words.append(rest.pop(0))
         if flag in ("--config-dir", "-cd"):
             line.directories.append(Path(attached or line.words[-1]))
-    elif flag not in VALUES and flag != "-m" and (flag in (*OWN_FLAGS, *HYDRA_FLAGS, "-h") or flag[:2] != "--"):
+    elif (
+        flag not in VALUES and flag != "-m" and (flag in (*OWN_FLAGS, *HYDRA_FLAGS, "-h") or flag[:2] != "--")
+    ):
         line.words.append(word)
     elif not equals and (not rest or rest[0].startswith("--")):
         line.problems.append(Problem(flag, NO_VALUE, "a value must follow"))

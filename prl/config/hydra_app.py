@@ -16,6 +16,9 @@ from prl.config.errors import NO_VALUE, ConfigErrors, Problem
 from prl.config.overrides import quoted
 from prl.config.store import conf_dir
 
+Job = Callable[[Any, Sequence[str]], int]
+"""(config, words of its command line) -> exit code."""
+
 SET_BY_SWEEP = ("run.name", "run.resume", "run.clean", "output_dir")
 """A sweep gives each element its own directory, `multirun/<sweep>/<number>`."""
 
@@ -31,19 +34,22 @@ def show(line: CommandLine) -> int:
     return 0
 
 
-def sweep(line: CommandLine, job: Callable[[Any], int]) -> int:
-    """Run `job(config)` for every combination of the swept values; the first exit code that is not 0.
+def sweep(line: CommandLine, job: Job) -> int:
+    """Run `job(config, words)` for every combination of the swept values; the first exit code that is not 0.
+
+    `words` is the command line that runs this element alone.
 
     Raises ConfigErrors, before anything runs, when any combination is refused.
     """
     configs = _check_elements(line)
     if any(getattr(config, "dry_run", False) for config in configs):
-        return _dry_run(configs, job)
+        return _dry_run(line, configs, job)
     codes: dict[str, int] = {}
 
     def run_element(_: Any) -> None:
-        config = _element_config(line)
-        codes[config.run.name] = job(config)
+        overrides = _element_overrides(line)
+        config = _compose(line, overrides)
+        codes[config.run.name] = job(config, [line.command, *_own_flags(line), *overrides])
         if codes[config.run.name] in INTERRUPTED:
             raise KeyboardInterrupt
 
@@ -56,17 +62,19 @@ def sweep(line: CommandLine, job: Callable[[Any], int]) -> int:
     return next((code for code in codes.values() if code), 0)
 
 
-def _dry_run(configs: list[Any], job: Callable[[Any], int]) -> int:
+def _dry_run(line: CommandLine, configs: list[Any], job: Job) -> int:
     """The plan of every element, without the directory that Hydra would make."""
     codes = []
     for number, config in enumerate(configs):
         print(f"--- element {number} of {len(configs)}, in multirun/<sweep>/{number}", flush=True)
-        codes.append(job(config))
+        codes.append(job(config, [line.command, *_own_flags(line), *line.overrides]))
     return max(codes)
 
 
 def _check_elements(line: CommandLine) -> list[Any]:
     """Configs of all elements, or of what they share where the sweeper decides later. Raises ConfigErrors."""
+    if line.command == "export":
+        raise ConfigErrors([Problem("--multirun", NO_VALUE, "there is nothing to sweep in an export")])
     taken = [word for word in line.overrides if word.lstrip("+~").split("=")[0] in SET_BY_SWEEP]
     remedy = "Remove it; hydra.sweep.dir=<directory> moves the sweep."
     reason = "a sweep names its runs itself: multirun/<sweep>/<number>"
@@ -109,15 +117,21 @@ def _elements(line: CommandLine) -> list[list[str]]:
     return batch
 
 
-def _element_config(line: CommandLine) -> Any:
-    """Config of the element that Hydra is running now, in the directory that Hydra made for it."""
+def _element_overrides(line: CommandLine) -> list[str]:
+    """Overrides of the element that Hydra is running now, with the directory that Hydra made for it."""
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     searchpath = [word for word in line.overrides if word.startswith("hydra.searchpath=")]
     place = [f"output_dir={quoted(str(directory.parent))}", f"run.name={quoted(directory.name)}"]
-    return _compose(line, [*searchpath, *hydra.overrides.task, *place])
+    return [*searchpath, *hydra.overrides.task, *place]
+
+
+def _own_flags(line: CommandLine) -> list[str]:
+    """Where the user's own options come from, in words that Hydra understands as well."""
+    directory = ["--config-dir", line.config_dirs[0]] if line.config_dirs else []
+    return [*directory, *(["--config-name", line.config_name] if line.config_name else [])]
 
 
 def _run_hydra(line: CommandLine, task: Callable[[Any], None], flags: Sequence[str]) -> None:
@@ -126,10 +140,8 @@ def _run_hydra(line: CommandLine, task: Callable[[Any], None], flags: Sequence[s
 
     with open_options(line.command, line.overrides, line.config_dirs, line.config_name) as options:
         settled = options.reader.settle(options.words, sweeps=True)
-    own = ["--config-dir", line.config_dirs[0]] if line.config_dirs else []
-    original, sys.argv = sys.argv, [sys.argv[0], *flags, *own, *settled.lines]
+    original, sys.argv = sys.argv, [sys.argv[0], *flags, *_own_flags(line), *settled.lines]
     try:
-        name = line.config_name or line.command
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(task)()
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=line.command)(task)()
     finally:
         sys.argv = original

@@ -150,7 +150,7 @@ def help_text(command: str, commands: Sequence[str], config_dirs: Sequence[str |
     lines = [f"prl {command}: {summary(command)}", "", "Usage: python -m prl [command] [flags] key=value ..."]
     lines += ["", "Commands"]
     lines += [f"  {name:10}{summary(name)}" for name in commands]
-    lines += ["", "Flags", *FLAGS]
+    lines += ["", "Flags", *(EVAL_FLAGS if command == "eval" else []), *FLAGS]
     lines += ["", "Groups: choose by group=option (* = chosen unless you say otherwise)"]
     for group, options in groups(command, config_dirs).items():
         lines += ["", f"  {group}"]
@@ -164,6 +164,14 @@ def help_text(command: str, commands: Sequence[str], config_dirs: Sequence[str |
     lines += [_line(entry, "  ") for entry in fields(command)]
     return "\n".join(lines)
 
+
+EVAL_FLAGS = [
+    "  NAME ...               environments or tasksets; `prl eval compare A B` compares two evaluations",
+    "  -n N, -r N, -c N       tasks, rollouts per task, rollouts in flight; -s shuffles the tasks",
+    "  -m MODEL               an option of model/, a directory, a run, or a name at the endpoint",
+    "  --resume               go on with run.name; --any.key V is the same as any.key=V",
+]
+"""The short form of `prl eval`, in which -c and -m are not Hydra's."""
 
 FLAGS = [
     "  --dry-run              print what would run, start nothing, write nothing",
@@ -181,40 +189,49 @@ def _line(entry: Field, indent: str) -> str:
 
 def markdown() -> str:
     """The whole catalogue as a page."""
-    lines = [
-        "# What can be chosen",
-        "",
-        "Made by `python -m prl.config.reference`; the schema in `prl/config/` and the first line of each",
-        "option file are its source.",
-    ]
+    lines = ["# What can be chosen", "", *PREFACE]
     seen: set[str] = set()
     for command in JOBS:
         lines += ["", f"## prl {command}", "", summary(command)]
         for group, options in groups(command).items():
             lines += ["", f"### {group}" + (" (keys as above)" if group in seen else ""), ""]
             lines += ["| option | when |", "|---|---|"]
-            lines += [f"| `{o.name}`{' (default)' if o.chosen else ''} | {o.comment} |" for o in options]
+            lines += [
+                f"| `{o.name}`{' (default)' if o.chosen else ''} | {_cell(o.comment)} |" for o in options
+            ]
             if group in GROUPS and group not in seen:
-                lines += _markdown_keys(
-                    [key for keys in option_fields(group).values() for key in keys], group
-                )
+                lines += _table(_owners(group), "option")
             seen.add(group)
-        lines += _markdown_keys(list(fields(command)), "")
+        lines += ["", f"### keys of prl {command}", *_table(dict.fromkeys(fields(command), ""), "")]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_keys(entries: list[Field], group: str) -> list[str]:
+PREFACE = [
+    "Made by `python -m prl.config.reference`; the schema in `prl/config/` and the first line of each",
+    "option file are its source. Defaults are those of the schema; `python -m prl --cfg job` shows what a",
+    "run gets from its options.",
+]
+
+
+def _owners(group: str) -> dict[Field, str]:
+    """Key -> names of the options that have it; "all" for those that every option has."""
+    found: dict[Field, list[str]] = {}
+    for name, keys in option_fields(group).items():
+        for entry in keys:
+            found.setdefault(entry, []).append(name or "all")
+    return {entry: ", ".join(names) for entry, names in found.items()}
+
+
+def _table(entries: dict[Field, str], extra: str) -> list[str]:
+    """Keys as a table, with one more column when `extra` names it."""
     if not entries:
         return []
-    rows = [f"| `{e.path}` | {_cell(e.kind)} | `{_cell(e.default)}` | {_cell(e.doc)} |" for e in entries]
-    return [
-        "",
-        f"### keys{f' of {group}' if group else ''}",
-        "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
-        *rows,
-    ]
+    last = [f" {extra} |", "---|"] if extra else ["", ""]
+    lines = ["", f"| key | type | default | meaning |{last[0]}", f"|---|---|---|---|{last[1]}"]
+    for entry, owner in entries.items():
+        cells = f"| `{entry.path}` | {_cell(entry.kind)} | `{_cell(entry.default)}` | {_cell(entry.doc)} |"
+        lines.append(cells + (f" {owner} |" if extra else ""))
+    return lines
 
 
 def _cell(text: str) -> str:

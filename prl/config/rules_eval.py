@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from prl.config import rules_rl, rules_training
 from prl.config.errors import Problem, suggest
@@ -27,8 +28,10 @@ def tasksets_are_installed(config: EvalConfig) -> Iterator[Problem]:
         module = taskset_module(taskset)
         if find_taskset(module):
             continue
-        shipped = suggest(module, shipped_tasksets()).replace("valid:", "prl ships").replace("Valid:", "prl ships")
-        reason = f"no such environment or taskset: looked for the module {module!r} in prl, in verifiers and on the path"
+        shipped = suggest(module, shipped_tasksets())
+        shipped = shipped.replace("valid:", "prl ships").replace("Valid:", "prl ships")
+        where = f"looked for the module {module!r} in prl, in verifiers and on the path"
+        reason = f"no such environment or taskset: {where}"
         yield Problem(f"env.{name}.id", taskset, reason, f"{shipped} Is its directory on PYTHONPATH?")
 
 
@@ -91,10 +94,12 @@ def steps_are_checkpoints(config: EvalConfig) -> Iterator[Problem]:
         yield Problem("steps", config.steps, reason, "Choose inference=embedded.", ("inference.name",))
     for step in config.steps:
         if step != FINAL and (isinstance(step, bool) or not isinstance(step, int) or step < 1):
-            yield Problem("steps", step, "not a step", "Write numbers from 1 on, or final: steps=[10,20,final].")
+            remedy = "Write numbers from 1 on, or final: steps=[10,20,final]."
+            yield Problem("steps", step, "not a step", remedy)
     source = config.checkpoints or config.model.path
     if source is None:
-        yield Problem("steps", config.steps, "it is not said of which run", "Add model.path=outputs/<run.name>.")
+        remedy = "Add model.path=outputs/<run.name>."
+        yield Problem("steps", config.steps, "it is not said of which run", remedy)
     elif not Path(source).expanduser().is_dir():
         path = "checkpoints" if config.checkpoints else "model.path"
         yield Problem(path, source, "no such directory", "Give a run directory, e.g. outputs/<run.name>.")
@@ -108,8 +113,8 @@ def resume_is_by_name(config: EvalConfig) -> Iterator[Problem]:
         reason = "an evaluation is resumed as a whole"
         yield Problem("run.resume", resume, reason, "Write run.resume=latest (or --resume).")
     elif config.run.name is None:
-        reason = "it is not said which one"
-        yield Problem("run.resume", resume, reason, "Add run.name=<the evaluation to continue>.", ("run.name",))
+        remedy = "Add run.name=<the evaluation to continue>."
+        yield Problem("run.resume", resume, "it is not said which one", remedy, ("run.name",))
 
 
 def selections_are_readable(config: EvalConfig) -> Iterator[Problem]:
@@ -122,7 +127,7 @@ def selections_are_readable(config: EvalConfig) -> Iterator[Problem]:
                     yield Problem(f"{path}.{kind}.idx", item, "neither a position nor a slice", remedy)
 
 
-RULES = [
+RULES: list[Callable[[Any], Iterator[Problem]]] = [
     rules_rl.environments_are_named,
     tasksets_are_installed,
     selections_are_readable,

@@ -104,7 +104,8 @@ def sampling_is_what_the_learner_models(config: RlConfig) -> Iterator[Problem]:
     for source in sources(config):
         if config.env[source.env].sampling.temperature == 0:
             path = f"env.{source.env}.sampling.temperature"
-            yield Problem(path, 0, "greedy rollouts of a task are all the same: nothing to learn from", f"Set {path}=1.")
+            reason = "greedy rollouts of a task are all the same: nothing to learn from"
+            yield Problem(path, 0, reason, f"Set {path}=1.")
         if source.algo.name == "sft":
             continue
         for path, top_p, top_k in _truncations(config, source.env):

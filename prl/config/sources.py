@@ -13,7 +13,10 @@ class SamplingConfig:
     """How completions are sampled. A null field takes the run's value (`rollout.sampling`)."""
 
     temperature: float | None = opt(
-        None, "Sampling temperature; the learner divides logits by it; 0 (greedy) in `prl eval` only.", ge=0, le=2
+        None,
+        "Sampling temperature, by which the learner divides logits; 0 = greedy, in `prl eval` only.",
+        ge=0,
+        le=2,
     )
     top_p: float | None = opt(None, "Nucleus sampling (1 = off).", gt=0, le=1)
     top_k: int | None = opt(None, "Top-k sampling (-1 = off).", ge=-1)
@@ -32,7 +35,7 @@ class TaskMatchConfig:
 
 @dataclass
 class SelectConfig:
-    """Which tasks: include, exclude, shuffle, skip, limit, in this order. Null = the shared value, else none."""
+    """Which tasks: include, exclude, shuffle, skip, limit, in this order. Null = the shared value."""
 
     include: TaskMatchConfig = opt(factory=TaskMatchConfig, doc="Keep these only; empty = all.")
     exclude: TaskMatchConfig = opt(factory=TaskMatchConfig, doc="Drop these.")

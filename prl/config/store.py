@@ -24,7 +24,7 @@ def conf_dir() -> Path:
 
 @cache
 def register_schemas() -> None:
-    """Give Hydra the defaults of every schema, and the resolver that names a sweep.
+    """Give Hydra the defaults of every option's schema, and the resolver that names a sweep.
 
     They go in as plain trees: Hydra refuses unknown keys, and types are judged by `prl.config.validate`
     after composition, which finds all mistakes instead of the first.
@@ -33,13 +33,20 @@ def register_schemas() -> None:
     from omegaconf import OmegaConf
 
     store = ConfigStore.instance()
-    for command, job in JOBS.items():
-        store.store(group="schema", name=command, node=defaults_of(job), package="_global_")
     for group, options in GROUPS.items():
         for name, schema in options.items():
             store.store(group=f"schema/{group}", name=name, node=defaults_of(schema))
     store.store(group="schema", name="env", node=defaults_of(EnvConfig))
     OmegaConf.register_new_resolver("sweep_id", sweep_id)
+
+
+@cache
+def register_job(command: str) -> None:
+    """Give Hydra the schema of one command; each is large, and Hydra copies all that it was given."""
+    from hydra.core.config_store import ConfigStore
+
+    node = defaults_of(JOBS[command])
+    ConfigStore.instance().store(group="schema", name=command, node=node, package="_global_")
 
 
 def defaults_of(schema: type) -> dict[str, Any]:

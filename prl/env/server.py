@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from prl.config.schema import EvalConfig, RlConfig
 from prl.run_dir import RunDir
@@ -42,16 +42,16 @@ def main(config: RlConfig | EvalConfig, run: RunDir, role: str) -> None:
     environment = environment_config(name, env, config.seed)
     model = config.model if isinstance(config, RlConfig) else None
     watch = _WorkerWatch(env.workers)
-    serve_env(
-        max_workers=env.workers,
-        elastic=False,
-        address="tcp://127.0.0.1:0",
-        address_queue=_Publication(run, role),
-        config_data=env_config_data(environment),
-        log_setup=functools.partial(
-            prepare, environment.taskset.id, model, config.log.level, env.workers
-        ),
-    )
+    setup = functools.partial(prepare, environment.taskset.id, model, config.log.level, env.workers)
+    with contextlib.suppress(KeyboardInterrupt):  # how `serve_env` says SIGTERM while it still starts up
+        serve_env(
+            max_workers=env.workers,
+            elastic=False,
+            address="tcp://127.0.0.1:0",
+            address_queue=_Publication(run, role),
+            config_data=env_config_data(environment),
+            log_setup=setup,
+        )
     if watch.dead:
         sys.exit(f"env/{name}: a worker died: {watch.dead}")
 
@@ -77,13 +77,14 @@ class _WorkerWatch:
             threading.Thread(target=self._run, name="worker-watch", daemon=True).start()
 
     def _run(self) -> None:
-        while len(children := multiprocessing.active_children()) < self.workers:
-            time.sleep(0.1)
-        multiprocessing.connection.wait([child.sentinel for child in children])
-        codes = {child.name: child.exitcode for child in children if child.exitcode is not None}
-        if any(code not in STOPPED for code in codes.values()):
-            self.dead = ", ".join(f"{name} with exit code {code}" for name, code in codes.items())
-            os.kill(os.getpid(), signal.SIGTERM)
+        workers: set[Any] = set()
+        while not self.dead:
+            time.sleep(0.5)
+            workers.update(multiprocessing.active_children())
+            codes = {worker.name: worker.exitcode for worker in workers}
+            fallen = {name: code for name, code in codes.items() if code is not None and code not in STOPPED}
+            self.dead = ", ".join(f"{name} (exit code {code})" for name, code in fallen.items())
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _quit(*_: object) -> NoReturn:

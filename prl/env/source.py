@@ -48,6 +48,7 @@ class EnvSource:
     ) -> None:
         self.name = name
         self.timeout = config.timeout
+        self._client: EnvServerClient | None = None
         environment = environment_config(name, config, run_config.seed)
         taskset = _selected(name, vf.load_taskset(environment.taskset), config.select)
         self.endless = not taskset.bounded
@@ -67,7 +68,6 @@ class EnvSource:
             "renderer": renderer_config(run_config.model),
             "renderer_model_name": str(resolve_model_path(run_config.model)),
         }
-        self._client: EnvServerClient | None = None
 
     async def start(self, address: str) -> None:
         """Connect to the environment server at `address`. Raises EnvServerDied if it does not answer."""
@@ -90,10 +90,9 @@ class EnvSource:
 
         `train` captures tokens and logprobs, through /inference/v1/generate; without it the episode is text
         only, through /v1/chat/completions, for endpoints that speak nothing else. `access` (`api_key_var`,
-        `headers`) is for an endpoint other than the policy's. A fault of the rollout
-        comes back as an error on its trace, `RolloutTimeout` and `EnvServerError` included. Cancelling the
-        caller cancels the rollout in the server. Raises EnvServerDied, and ValueError if the server ran
-        another task than it was given.
+        `headers`) is for an endpoint other than the policy's. A fault of the rollout comes back as an error
+        on its trace, `RolloutTimeout` and `EnvServerError` included. Cancelling the caller cancels the
+        rollout in the server. Raises EnvServerDied, and ValueError if the server ran another task.
         """
         assert self._client is not None, "start() comes first"
         common = {"env": self.name, "group_id": group_id, "task": task.data, "started_at": time.time()}

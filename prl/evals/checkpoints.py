@@ -46,7 +46,9 @@ def exported(config: EvalConfig, step: int, parent: Path) -> Iterator[Path]:
     out = parent / f"step_{step}"
     shutil.rmtree(out, ignore_errors=True)
     try:
-        log.info("%s", export(source.step_dir, out, torch.float32, SHARD_BYTES, source.model, source.num_layers))
+        log.info(
+            "%s", export(source.step_dir, out, torch.float32, SHARD_BYTES, source.model, source.num_layers)
+        )
         yield out
     finally:
         shutil.rmtree(parent, ignore_errors=True)
@@ -55,7 +57,7 @@ def exported(config: EvalConfig, step: int, parent: Path) -> Iterator[Path]:
 def weight_files(config: EvalConfig) -> dict[str, list[int]]:
     """Size and time of change of every file that decides what is measured, by path; empty for an endpoint.
 
-    Two attempts at one evaluation must agree on it: weights that changed under the same name are another model.
+    Attempts at one evaluation must agree on it: weights that changed under the same name are another model.
     """
     from prl.model_path import resolve_model_path
 

@@ -48,7 +48,10 @@ def describe(name_a: str, a: Tables, name_b: str, b: Tables, limit: int) -> Iter
     rows += [_row(key, found, a[key], b[key]) for key, found in compared.items()]
     yield plain_table(rows)
     for key in a.keys() | b.keys():
-        alone = [len({task for task in x.get(key, {}) if x[key][task]} - _tasks(y, key)) for x, y in ((a, b), (b, a))]
+        alone = [
+            len({task for task in x.get(key, {}) if x[key][task]} - _tasks(y, key))
+            for x, y in ((a, b), (b, a))
+        ]
         if any(alone):
             yield f"{'/'.join(key)}: {alone[0]} tasks only in A, {alone[1]} only in B; they are left out"
     changed = [
@@ -62,7 +65,15 @@ def describe(name_a: str, a: Tables, name_b: str, b: Tables, limit: int) -> Iter
         yield f"\nlargest changes (of {sum(bool(item[0]) for item in changed)} tasks that changed):"
         table = [["env", "agent", "task", "A", "B", "B − A"]]
         for delta, key, task in worst:
-            table.append([*key, task[:16], f"{mean_of(a[key][task]):.3f}", f"{mean_of(b[key][task]):.3f}", f"{delta:+.3f}"])
+            table.append(
+                [
+                    *key,
+                    task[:16],
+                    f"{mean_of(a[key][task]):.3f}",
+                    f"{mean_of(b[key][task]):.3f}",
+                    f"{delta:+.3f}",
+                ]
+            )
         yield plain_table(table)
 
 
@@ -111,7 +122,9 @@ def _load(word: str) -> Tables:
     path = Path(name if stepped else word).expanduser()
     run = RunDir(path)
     if not (run.traces / STREAM).is_file():
-        reason = "is not there" if not path.exists() else f"has no {run.traces.name}/{STREAM}: it is no evaluation"
+        reason = (
+            "is not there" if not path.exists() else f"has no {run.traces.name}/{STREAM}: it is no evaluation"
+        )
         raise ValueError(f"{path} {reason}; give its run directory, e.g. outputs/<run.name>")
     envs: dict[str, list[Row]] = defaultdict(list)
     for row in rows_of(run, int(step) if stepped else None).values():

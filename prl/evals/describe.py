@@ -13,13 +13,22 @@ def describe_evaluation(config: EvalConfig, path: Path) -> str:
     engine = f"1 {config.inference.name} engine"
     if config.inference.name == "external":
         engine = config.inference.base_url
-    where = config.model.path or ("at the endpoint" if config.inference.name == "external" else "bundled with prl")
+    where = config.model.path or (
+        "at the endpoint" if config.inference.name == "external" else "bundled with prl"
+    )
     rules = config.eval
+    fate = "reward 0" if rules.errors == "zero" else "left out of the means"
     rows = [
         ("model", f"{config.model.name} ({where})"),
-        *(("env" if not index else "", _env(name, env)) for index, (name, env) in enumerate(config.env.items())),
+        *(
+            ("env" if not index else "", _env(name, env))
+            for index, (name, env) in enumerate(config.env.items())
+        ),
         ("engine", f"{engine}, at most {config.concurrency} rollouts at once"),
-        ("errors", f"{rules.retries} retries; then {'reward 0' if rules.errors == 'zero' else 'left out of the means'}"),
+        (
+            "errors",
+            f"{rules.retries} retries; then {fate}",
+        ),
         ("directory", str(path)),
     ]
     if config.steps:

@@ -158,7 +158,5 @@ def picture(progress: Progress) -> Table | Any:
         mean = "" if count.mean is None else f"{count.mean:.3f}"
         bar = ProgressBar(total=max(count.total, 1), completed=count.done, width=BAR_WIDTH)
         name = f"{env} @{step}" if step else env
-        table.add_row(
-            name, bar, f"{count.done}/{count.total}", str(count.running), str(count.errors), mean
-        )
+        table.add_row(name, bar, f"{count.done}/{count.total}", str(count.running), str(count.errors), mean)
     return table

@@ -35,11 +35,17 @@ async def check_endpoint(config: EvalConfig, base_url: str) -> None:
         raise ConnectionError(f"client.base_url = {base_url}: no answer ({reason})") from error
     if status in (401, 403):
         held = "is set" if os.environ.get(key_var) else "is not set"
-        raise ValueError(f"client.api_key_var = {key_var}: {base_url} refuses the key ({status}); ${key_var} {held}")
+        raise ValueError(
+            f"client.api_key_var = {key_var}: {base_url} refuses the key ({status}); ${key_var} {held}"
+        )
     if status >= 500 or status == 429:
-        raise ConnectionError(f"client.base_url = {base_url}: answers {status}: {' '.join(text.split())[:200]}")
+        raise ConnectionError(
+            f"client.base_url = {base_url}: answers {status}: {' '.join(text.split())[:200]}"
+        )
     if status != 200:
-        log.warning("%s lists no models (%d): whether it has %s will show", base_url, status, config.model.name)
+        log.warning(
+            "%s lists no models (%d): whether it has %s will show", base_url, status, config.model.name
+        )
         return
     _check_model(config.model.name, base_url, listing)
 
@@ -55,4 +61,6 @@ def _check_model(model: str, base_url: str, listing: Any) -> None:
     near = difflib.get_close_matches(model, served, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     shown = ", ".join(served[:10]) + (f" and {len(served) - 10} more" if len(served) > 10 else "")
-    raise ValueError(f"model.name = {model}: {base_url} does not serve it; {hint}it serves {shown or 'nothing'}")
+    raise ValueError(
+        f"model.name = {model}: {base_url} does not serve it; {hint}it serves {shown or 'nothing'}"
+    )

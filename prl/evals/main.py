@@ -75,7 +75,9 @@ async def _connect_engine(config: EvalConfig, run: RunDir) -> str:
     return f"{address}/v1"
 
 
-async def _connect_sources(config: EvalConfig, run: RunDir, stack: contextlib.AsyncExitStack) -> dict[str, Source]:
+async def _connect_sources(
+    config: EvalConfig, run: RunDir, stack: contextlib.AsyncExitStack
+) -> dict[str, Source]:
     from prl.env.source import EnvSource
 
     sources = {}
@@ -88,7 +90,9 @@ async def _connect_sources(config: EvalConfig, run: RunDir, stack: contextlib.As
         stack.push_async_callback(env.close)
         await env.start(await run.wait_for_address(f"env/{name}", config.cluster.start_timeout))
         assert env_config.group_size is not None
-        sources[name] = Source(env, list(env.tasks), env_config.group_size, sampling_values(env_config.sampling))
+        sources[name] = Source(
+            env, list(env.tasks), env_config.group_size, sampling_values(env_config.sampling)
+        )
     return sources
 
 
@@ -108,8 +112,12 @@ async def _load_weights(config: EvalConfig, run: RunDir, base_url: str, step: in
     from prl.inference.client import EngineAdmin
 
     with contextlib.ExitStack() as stack:
-        directory = await asyncio.to_thread(stack.enter_context, exported(config, step, run.path / "weights_in_flight"))
+        directory = await asyncio.to_thread(
+            stack.enter_context, exported(config, step, run.path / "weights_in_flight")
+        )
         async with contextlib.aclosing(EngineAdmin(base_url, config.inference.admin_timeout)) as engine:
             answer = await engine.update_weights(str(directory), step)
     log.info("engine serves step %d: fingerprint %s", step, answer["fingerprint"])
-    await asyncio.to_thread(write_atomic, run.configs / f"weights_step_{step}.txt", f"{answer['fingerprint']}\n")
+    await asyncio.to_thread(
+        write_atomic, run.configs / f"weights_step_{step}.txt", f"{answer['fingerprint']}\n"
+    )

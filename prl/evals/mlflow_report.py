@@ -23,7 +23,7 @@ FILES = ("results.md", "results.json", "rewards.svg")
 
 
 def publish(run: RunDir, store: Store, results: Results, timeout: float, say: Callable[[str], None]) -> bool:
-    """Send everything to the MLflow run of `run`; True if it arrived. A tracker at fault costs nothing else."""
+    """Send everything to the MLflow run of `run`; True if it arrived. A tracker at fault costs no more."""
     done = threading.Event()
 
     def work() -> None:
@@ -31,7 +31,11 @@ def publish(run: RunDir, store: Store, results: Results, timeout: float, say: Ca
             _publish(run, store, results)
             done.set()
         except Exception as error:  # whatever the tracker does, the results are on disk
-            say(f"MLflow lacks the table and the traces of this evaluation: {type(error).__name__}: {error}"[:400])
+            say(
+                f"MLflow lacks the table and the traces of this evaluation: {type(error).__name__}: {error}"[
+                    :400
+                ]
+            )
 
     thread = threading.Thread(target=work, name="mlflow-report", daemon=True)
     thread.start()
@@ -90,7 +94,9 @@ def send_trace(client: MlflowClient, experiment: str, record: dict[str, Any]) ->
             client.end_span(root.trace_id, span.span_id, outputs={"content": reply})
         outcome = {name: trace[name] for name in ("reward", "rewards", "metrics", "stop_condition")}
         client.end_span(root.trace_id, agent.span_id, outputs=outcome)
-    client.end_trace(root.trace_id, outputs={"rewards": rewards}, end_time_ns=int(record["finished_at"] * 1e9))
+    client.end_trace(
+        root.trace_id, outputs={"rewards": rewards}, end_time_ns=int(record["finished_at"] * 1e9)
+    )
     return root.trace_id
 
 

@@ -14,7 +14,7 @@ FILE = "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """Rollouts per task and task keys, by environment; the same for each checkpoint of `steps` ([0]: none)."""
+    """Rollouts per task and task keys, by environment, for each checkpoint of `steps` ([0]: none)."""
 
     group_sizes: dict[str, int]
     tasks: dict[str, list[str]]

@@ -52,7 +52,9 @@ def _panel(title: str, values: Sequence[float], low: float, high: float, top: in
     parts = [f'<text x="{MARGIN}" y="{top + 22}">{escape(title)}, {len(values)} rewards</text>']
     for index, count in enumerate(counts):
         tall = (HEIGHT - 20) * count / most if most else 0.0
-        place = f'x="{MARGIN + index * bar:.1f}" y="{floor - tall:.1f}" width="{bar - 1:.1f}" height="{tall:.1f}"'
+        place = (
+            f'x="{MARGIN + index * bar:.1f}" y="{floor - tall:.1f}" width="{bar - 1:.1f}" height="{tall:.1f}"'
+        )
         parts.append(f'<rect {place} fill="#4878a8"><title>{count}</title></rect>')
     parts.append(f'<line x1="{MARGIN}" x2="{MARGIN + WIDTH}" y1="{floor}" y2="{floor}" stroke="black"/>')
     for value, anchor, x in ((low, "start", MARGIN), (high, "end", MARGIN + WIDTH)):

@@ -45,9 +45,7 @@ class Progress:
     note: str = ""
 
     def write(self, path: Path) -> None:
-        rows = [
-            {"step": step, "env": env, **dataclasses.asdict(c)} for (step, env), c in self.counts.items()
-        ]
+        rows = [{"step": step, "env": env, **dataclasses.asdict(c)} for (step, env), c in self.counts.items()]
         write_atomic(path, json.dumps({"note": self.note, "rows": rows}))
 
     @classmethod

@@ -80,7 +80,9 @@ def curve(results: Results) -> list[str]:
         for agent in dict.fromkeys(agent for score in scores for agent in score.agents):
             points = [(s.step, s.agents[agent].avg.mean) for s in scores if agent in s.agents]
             if len(points) > 1:
-                shape = "".join(_bar(value, [mean for _, mean in points]) for _, mean in points for value in [mean])
+                shape = "".join(
+                    _bar(value, [mean for _, mean in points]) for _, mean in points for value in [mean]
+                )
                 text = " ".join(f"{step}:{mean:.3f}" for step, mean in points)
                 lines.append(f"{env}/{agent}  {shape}  {text}")
     return lines
@@ -99,7 +101,9 @@ def report(results: Results) -> str:
         parts.append("\n".join(f"- {note}" for note in found))
     if lines := curve(results):
         parts += ["Over the checkpoints:", "\n".join(f"    {line}" for line in lines)]
-    interval = "Brackets: 95 % bootstrap interval over tasks. pass@k and pass^k only where rewards are 0 or 1."
+    interval = (
+        "Brackets: 95 % bootstrap interval over tasks. pass@k and pass^k only where rewards are 0 or 1."
+    )
     return "\n\n".join([*parts, interval]) + "\n"
 
 

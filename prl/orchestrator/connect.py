@@ -78,7 +78,7 @@ async def _algorithm(
 
 
 async def _check_teacher(env: str, teacher: Endpoint, scorer: LogprobScorer) -> None:
-    """A teacher takes token ids, which an ordinary chat API does not; better told before the first rollout."""
+    """A teacher takes token ids, which a chat API does not: better told before the first rollout."""
     try:
         await scorer.score([0, 0])
     except (ValueError, ConnectionError) as error:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prl.orchestrator.episodes import Group, Outcome, RolloutSource, audit, failed_rollout
 from prl.orchestrator.mixing import TaskMixer
@@ -27,16 +27,20 @@ GRACE = 30.0
 """Seconds beyond an environment's own time-out after which the dispatcher gives an episode up."""
 ERROR_PAUSE = 1.0
 """Seconds for which nothing starts after a failure while nothing but failures arrives."""
+STRAGGLER_FACTOR = 3.0
+"""An episode that runs so many times longer than others is not waited for before new ones start."""
 
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """One episode in flight; `start` is None when a frozen model samples."""
+    """One episode in flight. `start`: policy version, None when a frozen model samples; `started_at`: seconds
+    since the epoch; `clock`: the same moment on the event loop's clock."""
 
     group: Group
     start: int | None
     started_at: float
-    task: asyncio.Task[None] | None = None
+    clock: float
+    task: asyncio.Task[None] = field(init=False)
 
 
 class Dispatcher:
@@ -79,6 +83,7 @@ class Dispatcher:
         self._flights: set[_Flight] = set()
         self._failures_in_a_row = 0
         self._rest_until = 0.0
+        self._typical_seconds: float | None = None
         self.cancelled: Counter[str] = Counter()
         self.errored: Counter[str] = Counter()
 
@@ -133,8 +138,16 @@ class Dispatcher:
         if asyncio.get_running_loop().time() < self._rest_until:
             return False
         # A group that was begun is finished; only a new one must still find room in a batch.
-        ahead = 0 if self._open else (busy + self._queued()) // self._batch_size
+        ahead = 0 if self._open else self._batches_at_hand()
         return may_start(line.step, line.version, self._bound, ahead)
+
+    def _batches_at_hand(self) -> int:
+        """Batches that the rollouts in flight and in the queue will fill, stragglers not counted."""
+        flights = len(self._flights)
+        if self._typical_seconds is not None:
+            late = asyncio.get_running_loop().time() - STRAGGLER_FACTOR * self._typical_seconds
+            flights = sum(flight.clock >= late for flight in self._flights)
+        return (flights + self._settling() + self._queued()) // self._batch_size
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
         # An open group goes on before a new one opens: its prompt is in the engine's prefix cache.
@@ -145,7 +158,8 @@ class Dispatcher:
         if not group.remaining:
             self._open.popleft()
         source = self._sources[group.env]
-        flight = _Flight(group, None if source.frozen else self._pipeline.version, time.time())
+        version = None if source.frozen else self._pipeline.version
+        flight = _Flight(group, version, time.time(), asyncio.get_running_loop().time())
         self._flights.add(flight)
         flight.task = tasks.create_task(self._fly(flight, source))
 
@@ -163,6 +177,7 @@ class Dispatcher:
         await self._arrive(episode)
         if flight in self._flights:
             self._flights.discard(flight)
+            self._note_duration(flight)
             self._note_failure(episode)
             self._inbox.put_nowait(Outcome(flight.group, episode))
             self._pipeline.notify()
@@ -185,6 +200,11 @@ class Dispatcher:
         except Exception as error:
             log.debug("env.%s: rollout failed", flight.group.env, exc_info=error)
             return failed_rollout(flight.group, error, flight.started_at)
+
+    def _note_duration(self, flight: _Flight) -> None:
+        seconds = asyncio.get_running_loop().time() - flight.clock
+        before = seconds if self._typical_seconds is None else self._typical_seconds
+        self._typical_seconds = 0.9 * before + 0.1 * seconds
 
     def _note_failure(self, episode: Episode) -> None:
         """Count errors; pause starts when nothing else arrives, lest a dead engine be asked without end."""

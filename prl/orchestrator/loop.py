@@ -96,7 +96,7 @@ class MainLoop:
         self._last_ship = asyncio.get_running_loop().time()
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = {
+                running: dict[str, Callable[[], Awaitable[None]]] = {
                     "dispatcher": parts.dispatcher.run,
                     "sink": functools.partial(parts.sink.run, parts.inbox),
                     "watcher": parts.watcher.run,

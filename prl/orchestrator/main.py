@@ -70,7 +70,7 @@ async def orchestrate(config: RlConfig, run: RunDir) -> None:
             totals = state.restore(saved, mixer, connected.algorithms, config.ckpt.skip_progress)
         parts = _assemble(config, run, connected, mixer, totals, Pipeline(done + 1, done), outbox)
         stack.callback(parts.traces.close)
-        await parts.watcher.apply_first(done, config.sync.timeout)
+        await parts.watcher.apply_first(done, config.cluster.start_timeout + config.sync.timeout)
         # What the imports left is here to stay; walking it again in each full collection stops the loop.
         gc.collect()
         gc.freeze()

@@ -18,8 +18,11 @@ from typing import Any, Protocol
 class Task(Protocol):
     """A task of an environment: its key, and the data that a rollout is made from (JSON)."""
 
-    key: str
-    data: dict[str, Any]
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def data(self) -> dict[str, Any]: ...
 
 
 class TaskSource(Protocol):

@@ -164,12 +164,13 @@ class Sink:
 
     async def _settle(self, group: Group, episodes: list[Episode]) -> None:
         entries: list[Entry] = []
-        survivors = [episode for episode in episodes if episode.trainable_traces]
-        if any(not self._is_stale(episode) for episode in episodes):
-            if survivors:
+        if not all(map(self._is_stale, episodes)):
+            # One that is too old is not trained on, but its reward still tells the baseline of the others.
+            if survivors := [episode for episode in episodes if episode.trainable_traces]:
                 await self._algorithms[group.env].score_group(survivors)
             if self._curricula[group.env].admit(episodes):
-                entries = await self._offload(self._entries, group, survivors)
+                fresh = [episode for episode in survivors if not self._is_stale(episode)]
+                entries = await self._offload(self._entries, group, fresh)
         self._settling -= len(episodes)
         self._admit(group, episodes, entries)
         self._pipeline.notify()
@@ -191,7 +192,7 @@ class Sink:
         cancelled = group.size - len(episodes)
         report = GroupReport.of(group.env, group.draw.task.key, episodes, cancelled, trainable, queued)
         self.window.groups.append(report)
-        self.window.stale += sum(len(e.trainable_traces) for e in episodes if self._is_stale(e))
+        self.window.void += sum(len(e.trainable_traces) for e in episodes if self._is_stale(e))
         self.window.truncated += sum(entry.built.truncated for entry in entries)
         if admitted:
             self._left[group.draw.index] = len(admitted)
@@ -208,7 +209,7 @@ class Sink:
         stale = [entry for entry in self._queue if is_stale(entry.episode.policy, step, self._bound)]
         if not stale:
             return
-        self.window.stale += len(stale)
+        self.window.swept += len(stale)
         gone = set(map(id, stale))
         self._queue = deque(entry for entry in self._queue if id(entry) not in gone)
         for index, count in Counter(entry.group.draw.index for entry in stale).items():

@@ -33,7 +33,7 @@ class BatchSender:
     def bind(self, host: str = "127.0.0.1") -> str:
         """Listen on a free port. Returns the address, `tcp://host:port`."""
         self._socket.bind(f"tcp://{host}:*")
-        return self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     async def serve(self) -> None:
         """Answer requests until cancelled."""

@@ -86,12 +86,18 @@ class GroupReport:
 
 @dataclass(slots=True)
 class Window:
-    """Groups in order of completion. `stale`: traces that were too old to be used; `truncated`: samples that
-    were cut to the row length."""
+    """Groups in order of completion. `void`: traces that were too old when their group was complete; `swept`:
+    traces that became too old in the queue; `truncated`: samples that were cut to the row length."""
 
     groups: list[GroupReport] = field(default_factory=list)
-    stale: int = 0
+    void: int = 0
+    swept: int = 0
     truncated: int = 0
+
+    @property
+    def stale(self) -> int:
+        """Traces that were never trained on because of their age."""
+        return self.void + self.swept
 
     @property
     def facts(self) -> Iterator[Fact]:
@@ -122,7 +128,7 @@ class Window:
         """Share of the rollouts that gave nothing to train on, whatever the reason."""
         used = sum(fact.trainable and fact.admitted for fact in self.facts)
         total = sum(1 for _ in self.facts) + self.cancelled
-        return 1 - used / total if total else 0.0
+        return 1 - max(0, used - self.swept) / total if total else 0.0
 
     def reasons(self) -> str:
         """Why rollouts were discarded, in words: `3 failed (TimeoutError 3), 16 without credit`."""
@@ -131,7 +137,7 @@ class Window:
         idle = sum(fact.error is None and fact.agent_trainable and not fact.trainable for fact in self.facts)
         parts = [
             (errors.total(), f"failed ({types})"),
-            (max(0, idle - self.stale), "without credit"),
+            (max(0, idle - self.void), "without credit"),
             (self.stale, "too old"),
             (self.cancelled, "cancelled"),
         ]

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ def import_deepspeed() -> ModuleType:
     finally:
         compiler.compile = compile_kernel
     deepspeed.utils.logger.setLevel(logging.WARNING)
+    # It calls collectives by names that newer releases of torch deprecate: one warning for each call.
+    warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 

@@ -26,16 +26,16 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
     """Entry point of role `trainer/<rank>`. Returns when step `max_steps` is done and published.
 
     Step s trains batch s on the weights v(s-1) and yields v(s). v(s-1) of the first step is published before
-    the first batch is asked for, because engines wait for weights and batches wait for engines.
+    anything is waited for, because engines wait for weights and batches wait for engines.
     """
     if already_done(config):
         return
     engine, start = start_engine(config, run, role)
-    address = run.wait_for_address_blocking("orchestrator", config.cluster.start_timeout)
-    receiver = BatchReceiver(address, engine.world.rank, engine.world.size)
     stream = MetricStream(run.metric_file("trainer"), "trainer") if engine.world.rank == 0 else None
     publisher = FilesystemPublisher(run.broadcasts, config.sync) if engine.world.rank == 0 else None
     publish(engine, publisher, start)
+    address = run.wait_for_address_blocking("orchestrator", config.cluster.start_timeout)
+    receiver = BatchReceiver(address, engine.world.rank, engine.world.size)
     collect_garbage_rarely()
     for step in count(start + 1):
         metrics = one_step(config, run, engine, receiver, publisher, step)

@@ -13,9 +13,9 @@ from prl.trainer.distributed import World, all_gather_json
 
 
 class Moments(NamedTuple):
-    """Count, sum, sum of squares, minimum and maximum of a set of numbers."""
+    """Number, sum, sum of squares, minimum and maximum of the values of a set of tokens."""
 
-    count: float
+    tokens: float
     total: float
     squares: float
     low: float
@@ -23,16 +23,21 @@ class Moments(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return self.total / self.count if self.count else math.nan
+        return self.total / self.tokens if self.tokens else math.nan
 
     @property
     def std(self) -> float:
         """Population standard deviation."""
-        return math.sqrt(max(self.squares / self.count - self.mean**2, 0.0)) if self.count else math.nan
+        return math.sqrt(max(self.squares / self.tokens - self.mean**2, 0.0)) if self.tokens else math.nan
 
     def merge(self, other: Moments) -> Moments:
-        summed = (a + b for a, b in zip(self[:3], other[:3], strict=True))
-        return Moments(*summed, min(self.low, other.low), max(self.high, other.high))
+        return Moments(
+            self.tokens + other.tokens,
+            self.total + other.total,
+            self.squares + other.squares,
+            min(self.low, other.low),
+            max(self.high, other.high),
+        )
 
 
 class TokenStats:
@@ -62,7 +67,7 @@ class TokenStats:
         merged: dict[str, Moments] = {}
         for name, row in zip(names, rows, strict=True):
             merged[name] = merged[name].merge(Moments(*row)) if name in merged else Moments(*row)
-        return {name: list(moments) for name, moments in merged.items() if moments.count}
+        return {name: list(moments) for name, moments in merged.items() if moments.tokens}
 
 
 def _moments(values: Tensor) -> Tensor:

@@ -57,11 +57,12 @@ def _load(
     if not micro_batches:
         raise ValueError("a rank got no micro batch: the batch must have at least one for each rank")
     rows = [from_micro_batch(micro, engine.device) for micro in micro_batches]
-    own = {"rows": len(rows), "tokens": sum(map(_true_tokens, micro_batches)), "members": _count(rows)}
+    members = _count(rows)
+    own = {"rows": len(rows), "tokens": sum(map(_true_tokens, micro_batches)), "members": members}
     ranks = all_gather_json(own, engine.world)
     missing = max(rank["rows"] for rank in ranks) - len(rows)
     rows += [from_micro_batch(zero_loss_clone(micro_batches[0]), engine.device)] * missing
-    counts = {name: sum(rank["members"][name] for rank in ranks) for name in own["members"]}
+    counts = {name: sum(rank["members"][name] for rank in ranks) for name in members}
     return rows, counts, sum(rank["tokens"] for rank in ranks)
 
 

@@ -130,17 +130,24 @@ def test_an_algorithm_of_a_users_package(tmp_path: Path) -> None:
     assert len(groups) == 2 and groups[-1] >= 4, "two batches of two groups"
 
 
-def test_an_agent_of_several_turns_learns_what_its_environment_said(tmp_path: Path) -> None:
-    run = finished(tmp_path, "echo", "algo=echo", "env=[checked_reverse]")
-    assert len(values(run, "trainer", "nll/mean")) == 2, "ce has members"
-    first = next(iter(episodes(run)))["traces"][0]["nodes"]
-    assert [node["role"] for node in first] == ["user", "assistant", "tool", "assistant"]
-
-
-def test_self_play_keeps_a_baseline_per_agent(tmp_path: Path) -> None:
-    run = finished(tmp_path, "rae", "algo=rae", "env=[kuhn_poker]", "rollout.group_size=1", "ckpt=end")
+def test_several_turns_and_several_agents(tmp_path: Path) -> None:
+    """echo on what a tool said, rae on both seats of a game, hierarchical_grpo on proposer and solvers."""
+    run = finished(
+        tmp_path,
+        "agents",
+        *("env=[checked_reverse,kuhn_poker,proposer_solver]", "rollout.batch_size=48", "ckpt=end"),
+        *("+algo@env.checked_reverse.algo=echo", "+algo@env.kuhn_poker.algo=rae"),
+        "+algo@env.proposer_solver.algo=hierarchical_grpo",
+    )
+    assert values(run, "trainer", "nll/mean"), "the tool's tokens are members of ce"
     for agent in ("player0", "player1"):
         assert len(values(run, "orchestrator", f"algo/kuhn_poker/baseline/{agent}")) == 2
         assert values(run, "orchestrator", f"train/kuhn_poker/all/{agent}/rewards/chips/mean")
+    for agent in ("proposer", "solver"):
+        assert values(run, "orchestrator", f"train/proposer_solver/all/{agent}/reward/mean")
     state = (run / "checkpoints" / "step_2" / "orchestrator" / "state.json").read_text()
-    assert "baselines" in state
+    assert '"baselines"' in state, "a resumed run goes on from them"
+    seats = {(episode["env"], trace["agent"]) for episode in episodes(run) for trace in episode["traces"]}
+    assert {agent for env, agent in seats if env == "kuhn_poker"} == {"player0", "player1"}
+    tool = next(episode for episode in episodes(run) if episode["env"] == "checked_reverse")
+    assert [node["role"] for node in tool["traces"][0]["nodes"]] == ["user", "assistant", "tool", "assistant"]

@@ -1,4 +1,4 @@
-"""Every algorithm with every loss, as the user types it: what is valid composes and runs, the rest says why."""
+"""Every algorithm with every loss as the user types it: what is valid runs, the rest says why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ ALGORITHMS = {
 }
 LOSSES = ("ipo", "icepop", "ppo", "cispo")
 GRID = list(product(ALGORITHMS, LOSSES))
-NEEDS_SEATS = "algo.name = hierarchical_grpo: env.reverse_text has one agent; hierarchical_grpo compares several."
+NEEDS_SEATS = (
+    "algo.name = hierarchical_grpo: env.reverse_text has one agent; hierarchical_grpo compares several."
+)
 
 
 def words_of(algorithm: str, loss: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Records from wire episodes that a healthy rollout does not give: forks, compaction, failures, odd rewards."""
+"""Records from wire episodes that no healthy rollout gives: forks, compaction, failures, odd rewards."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import ServerProcess, make_config
+from env_server_process import ServerProcess, make_config
 from fake_engine import END, FakeEngine, last_user
 
 from prl.config import sources

@@ -11,7 +11,7 @@ import pytest
 import verifiers.v1 as vf
 from pydantic import ValidationError
 
-from prl.env.plugins import register_taskset, shipped_tasksets
+from prl.env.plugins import register_taskset
 from prl.env.tasksets import kuhn_poker, proposer_solver
 from prl.env.tasksets._brackets import BracketData, BracketTask, bracket_reward, positional_match
 from prl.env.tasksets.arithmetic import ArithmeticConfig, ArithmeticTaskset
@@ -108,8 +108,8 @@ def test_bad_options_are_refused() -> None:
         ArithmeticConfig(id="arithmetic", digits=0)
 
 
-@pytest.mark.parametrize("name", shipped_tasksets())
-def test_every_shipped_taskset_gives_unique_serialisable_tasks(name: str) -> None:
+@pytest.mark.parametrize("name", ["arithmetic", "kuhn_poker", "proposer_solver", "reverse_text"])
+def test_generated_tasks_are_unique_reproducible_and_serialisable(name: str) -> None:
     register_taskset(name)
     config = vf.resolve_env_config({"taskset": {"id": name}}).taskset
     tasks = list(itertools.islice(vf.load_taskset(config), 50))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,13 @@ from prl.evals.plan import Plan
 from prl.evals.sources import Key
 from prl.records import Episode, Node, Trace, TraceError
 from prl.run_dir import RunDir
+
+ROOT = Path(__file__).parents[2]
+
+
+def role_environment() -> dict[str, str]:
+    """Environment of a role's process that this checkout's code runs in."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def make_config(**fields: Any) -> EvalConfig:

@@ -45,9 +45,13 @@ def test_a_refused_key(
 ) -> None:
     engine.key = "secret"
     monkeypatch.setenv("PRL_API_KEY", key) if key else monkeypatch.delenv("PRL_API_KEY", raising=False)
-    with pytest.raises(ValueError, match=r"client.api_key_var = PRL_API_KEY: .* refuses the key \(401\)") as caught:
+    with pytest.raises(
+        ValueError, match=r"client.api_key_var = PRL_API_KEY: .* refuses the key \(401\)"
+    ) as caught:
         check(engine)
-    assert held in str(caught.value) and "secret" not in str(caught.value) and "wrong" not in str(caught.value)
+    assert (
+        held in str(caught.value) and "secret" not in str(caught.value) and "wrong" not in str(caught.value)
+    )
 
 
 def test_another_model(engine: ChatEngine) -> None:
@@ -64,7 +68,9 @@ def test_nobody_there() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("status", "error"), [(500, ConnectionError), (429, ConnectionError), (404, None), (405, None)])
+@pytest.mark.parametrize(
+    ("status", "error"), [(500, ConnectionError), (429, ConnectionError), (404, None), (405, None)]
+)
 def test_other_statuses(engine: ChatEngine, status: int, error: type[Exception] | None) -> None:
     engine.listing_status = status
     if error is None:

@@ -100,5 +100,6 @@ def test_plans_come_back_as_written(tmp_path: Path) -> None:
     plan = Plan({"x": 2, "y": 1}, {"x": ["a", "b"], "y": ["c"]}, [10, 20])
     plan.write(run)
     assert Plan.read(run) == plan
-    assert len(plan.keys()) == 10 and Key(20, "y", "c", 0) in plan.keys()
+    expected = plan.keys()
+    assert len(expected) == 10 and Key(20, "y", "c", 0) in expected
     assert list(plan.parts()) == [(10, "x"), (10, "y"), (20, "x"), (20, "y")]

@@ -17,6 +17,7 @@ from prl.config.schema import EvalConfig
 from prl.evals.sources import merge_envs
 
 URL = "http://127.0.0.1:8000/v1"
+AT_URL = f"inference=external client.base_url={URL}"
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +45,11 @@ def refused(text: str) -> str:
         ("eval reverse-text arithmetic", "eval env=[reverse_text,arithmetic]"),
         ("eval reverse_text -s -c 9", "eval env=[reverse_text] select.shuffle=true concurrency=9"),
         ("eval reverse_text -m tiny", "eval env=[reverse_text] model=tiny"),
-        ("eval reverse_text --sampling.temperature 0.5", "eval rollout.sampling.temperature=0.5 env=[reverse_text]"),
+        ("eval reverse_text --sampling.temperature 0.5", "eval rollout.sampling.temperature=0.5"),
         ("eval reverse_text --env.taskset.num_tasks 3", "eval env.reverse_text.taskset.num_tasks=3"),
         ("eval reverse_text --eval.errors=zero", "eval eval.errors=zero env=[reverse_text]"),
-        (f"eval reverse_text -m a/b --client.base_url {URL}", f"eval inference=external model.name=a/b client.base_url={URL}"),
-        (f"eval client.base_url={URL}", f"eval inference=external inference.base_url={URL} client.base_url={URL}"),
+        (f"eval reverse_text -m a/b --client.base_url {URL}", f"eval {AT_URL} model.name=a/b"),
+        (f"eval client.base_url={URL}", f"eval {AT_URL} inference.base_url={URL}"),
         ("eval reverse_text --run.name x --seed 3", "eval run.name=x seed=3 env=[reverse_text]"),
     ],
 )  # fmt: skip
@@ -129,7 +130,10 @@ def test_greedy_is_for_evaluation_only() -> None:
 
 
 def test_an_endpoint_may_take_longer_completions_than_the_embedded_engine() -> None:
-    assert composed(f"eval --client.base_url {URL} --sampling.max_tokens 4096").rollout.sampling.max_tokens == 4096
+    assert (
+        composed(f"eval --client.base_url {URL} --sampling.max_tokens 4096").rollout.sampling.max_tokens
+        == 4096
+    )
 
 
 def test_environments_inherit_key_by_key() -> None:
@@ -142,7 +146,12 @@ def test_environments_inherit_key_by_key() -> None:
     )
     merge_envs(config)
     first, second = config.env["reverse_text"], config.env["arithmetic"]
-    assert (first.select.limit, first.select.skip, first.group_size, first.sampling.temperature) == (32, 2, 4, 0.5)
+    assert (first.select.limit, first.select.skip, first.group_size, first.sampling.temperature) == (
+        32,
+        2,
+        4,
+        0.5,
+    )
     assert (second.select.limit, second.select.skip, second.group_size) == (8, 2, 2)
     assert (second.sampling.temperature, second.sampling.max_tokens) == (0, 9)
     assert (first.select.include.idx, second.select.include.idx) == (["0:90"], [7])

@@ -52,7 +52,9 @@ def test_nothing_measured_is_no_number(tmp_path: Path) -> None:
     results = measured(tmp_path, [(key, None) for key in keys()])
     assert results.scores[0].agents == {} and results.scores[0].failed == 4
     assert "not measured" in plain_table(table_rows(results))
-    assert list(closing_lines(results.scores[0])) == ["Evaluated toy: nothing was measured, 4 rollouts, 4 errors"]
+    assert list(closing_lines(results.scores[0])) == [
+        "Evaluated toy: nothing was measured, 4 rollouts, 4 errors"
+    ]
     assert not any("avg" in name for name in metrics(results.scores[0]))
 
 
@@ -61,7 +63,11 @@ def test_rollouts_outside_the_plan_do_not_count(tmp_path: Path) -> None:
     fill(run, list(zip(keys(), [1.0, 0.0, 1.0, 1.0], strict=True)))
     Plan({"toy": 1}, {"toy": ["a"]}, [0]).write(run)
     results = collect(make_config(), run)
-    assert results is not None and results.scores[0].finished == 1 and results.scores[0].agents["agent"].avg.mean == 1.0
+    assert (
+        results is not None
+        and results.scores[0].finished == 1
+        and results.scores[0].agents["agent"].avg.mean == 1.0
+    )
 
 
 def test_missing_rollouts_are_told(tmp_path: Path) -> None:
@@ -97,7 +103,9 @@ def test_metric_names(tmp_path: Path) -> None:
     assert values["eval/toy/effective/agent/avg@2"] == 0.75
     assert values["eval/toy/all/has_error/mean"] == 0.25
     assert {"eval/toy/effective/agent/pass@2", "eval/toy/effective/agent/pass^1"} <= values.keys()
-    assert values["eval/toy/effective/agent/avg@2/low"] <= 0.75 <= values["eval/toy/effective/agent/avg@2/high"]
+    assert (
+        values["eval/toy/effective/agent/avg@2/low"] <= 0.75 <= values["eval/toy/effective/agent/avg@2/high"]
+    )
     assert values["eval/toy/effective/agent/metrics/exact/mean"] == pytest.approx(2 / 3)
 
 
@@ -116,7 +124,9 @@ def test_before_the_plan_there_are_no_results(tmp_path: Path) -> None:
 
 
 def test_a_curve_over_checkpoints(tmp_path: Path) -> None:
-    entries = [(key, reward) for step, reward in ((10, 0.0), (20, 1.0)) for key in keys(step) for reward in [reward]]
+    entries = [
+        (key, reward) for step, reward in ((10, 0.0), (20, 1.0)) for key in keys(step) for reward in [reward]
+    ]
     results = measured(tmp_path, entries)
     assert curve(results) == ["toy/agent  ▁█  10:0.000 20:1.000"]
     assert table_rows(results)[0][0] == "step" and "Over the checkpoints" in report(results)

@@ -23,7 +23,12 @@ GRADER = TraceError("TaskError", "no such grade")
 
 
 def run_all(
-    run: RunDir, env: ToyEnv, tasks: int = 4, group_size: int = 2, steps: tuple[int, ...] = (0,), **fields: object
+    run: RunDir,
+    env: ToyEnv,
+    tasks: int = 4,
+    group_size: int = 2,
+    steps: tuple[int, ...] = (0,),
+    **fields: object,
 ) -> tuple[Runner, Progress]:
     config: EvalConfig = make_config(**fields)
     source = Source(env, [ToyTask(f"t{i}") for i in range(tasks)], group_size, {})
@@ -173,4 +178,8 @@ def test_statuses_are_told_apart() -> None:
     passing = [status for status in range(100, 600) if is_passing(TraceError("x", "", status))]
     assert passing == [408, 409, 425, 429, *range(500, 600)]
     assert not is_passing(TraceError("RolloutTimeout")) and not is_refusal(TraceError("RolloutTimeout"))
-    assert [status for status in range(100, 600) if is_refusal(TraceError("x", "", status))] == [401, 403, 404]
+    assert [status for status in range(100, 600) if is_refusal(TraceError("x", "", status))] == [
+        401,
+        403,
+        404,
+    ]

@@ -387,6 +387,10 @@ class Scenario:
         await self.loop.run()
 
     @property
+    def env_cancelled(self) -> int:
+        return sum(env.cancelled for env in self.envs.values())
+
+    @property
     def calls(self) -> list[Call]:
         """All rollouts in the order in which they were started."""
         calls = [call for env in self.envs.values() for call in env.calls]

@@ -154,7 +154,7 @@ def test_tables_stops_and_flags() -> None:
 
 def test_off_policy_ages_and_drops() -> None:
     shipped, window = shipped_and_window(group("a", "a0", 1.0, 0.0), span=(3, 4))
-    window.stale = 5
+    window.void, window.swept = 2, 3
     values = batch_metrics(shipped, window, 6)
     assert (values["off_policy/max"], values["off_policy/mean"]) == (2, 2)
     assert values["off_policy/in_flight/max"] == values["off_policy/in_queue/mean"] == 1
@@ -190,6 +190,14 @@ def test_a_window_explains_what_was_discarded() -> None:
     assert window.reasons() == "3 failed (Boom 2, Timeout 1), 1 without credit, 2 cancelled"
     assert window.discarded_share() == pytest.approx(6 / 7)
     assert Window().reasons() == "none discarded" and Window().discarded_share() == 0
+
+
+def test_reasons_tell_age_from_lack_of_credit() -> None:
+    arrived = group("a", "a0", 1.0, 0.0, 0.5, 0.5)
+    used = [episode.traces[0].id for episode in arrived.episodes[:2]]
+    window = Window([arrived.report(used)], void=1, swept=2)
+    assert window.reasons() == "1 without credit, 3 too old"
+    assert window.stale == 3 and window.discarded_share() == 1.0
 
 
 def alerts(it: Alerts, step: int, **changes: Any) -> list[str]:

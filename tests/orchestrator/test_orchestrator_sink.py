@@ -225,6 +225,21 @@ def test_the_step_may_move_while_a_group_is_scored() -> None:
     in_bench(test)
 
 
+def test_the_step_may_move_while_samples_are_built() -> None:
+    async def slowly(function: Any, *args: Any) -> Any:
+        await asyncio.sleep(5)
+        return function(*args)
+
+    async def test(it: Bench) -> None:
+        it.sink._offload = slowly
+        await it.group(1.0, 0.0, start=0)
+        it.line.step = 4
+        await asyncio.sleep(10)
+        assert it.sink.queued == 0 and it.sink.window.stale == 2 and it.owed == []
+
+    in_bench(test)
+
+
 def test_frozen_samples_never_go_stale() -> None:
     async def test(it: Bench) -> None:
         draw = it.mixer.draw()

@@ -74,6 +74,22 @@ def rows(run: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.metric_file("trainer").read_text().splitlines()]
 
 
+def test_weights_come_before_the_wait_for_the_orchestrator(
+    run: RunDir, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for engines, and engines wait for weights."""
+    seen = []
+    wait = RunDir.wait_for_address_blocking
+
+    def spy(self: RunDir, role: str, timeout: float) -> str:
+        seen.append(newest_version(self.broadcasts))
+        return wait(self, role, timeout)
+
+    monkeypatch.setattr(RunDir, "wait_for_address_blocking", spy)
+    main.main(config(model_dir, 1), run, "trainer/0")
+    assert [found.version for found in seen] == [0]
+
+
 def test_every_version_is_published_and_every_step_logged(run: RunDir, model_dir: Path) -> None:
     made = config(model_dir, 4)
     made.sync.keep = 10

@@ -42,6 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
         cases[f"muon{stage}"] = {**common, "optim": "muon", "rows": rows[:3]}
         if stage:
             cases[f"bf16-{stage}"] = {**common, "optim": "adamw", "rows": rows[:2], "dtype": "bfloat16"}
+    cases["hpz"] = {**cases["adamw3"], "hpz": 2, "recompute": "full"}
     out = tmp_path_factory.mktemp("two")
     spawn(out, "zero_worker.py", 2, {"model": str(model_dir), "world": 2, "cases": cases})
     return out
@@ -76,6 +77,11 @@ def test_two_ranks_equal_the_reference(
     assert weights.keys() == expected["weights"].keys()
     for name, weight in expected["weights"].items():
         assert (weights[name] - weight).abs().max() < weight_error, name
+
+
+def test_secondary_partitions_and_recomputation_change_nothing(results: Path) -> None:
+    plain, hpz = (load_file(results / f"{name}.safetensors") for name in ("adamw3", "hpz"))
+    assert all(torch.allclose(hpz[name], tensor, rtol=0, atol=1e-6) for name, tensor in plain.items())
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

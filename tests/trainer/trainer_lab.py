@@ -215,5 +215,5 @@ def spawn(
                 command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
         )
-    outputs = [process.communicate(timeout=180)[0] for process in processes]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert [p.returncode for p in processes] == [0] * world, "\n".join(outputs)

@@ -29,8 +29,12 @@ def main() -> None:
     out = Path(job["out"])
     world = distributed.join(int(os.environ["RANK"]), job["world"], out / "store", timeout=60)
     for name, case in job["cases"].items():
-        zero = training.ZeroConfig(stage=case["stage"], param_persistence_threshold=0)
-        settings = training.TrainerConfig(lm_head_chunk=5, dtype=case["dtype"])
+        zero = training.ZeroConfig(
+            stage=case["stage"], param_persistence_threshold=0, hpz_partition_size=case.get("hpz", 1)
+        )
+        settings = training.TrainerConfig(
+            lm_head_chunk=5, dtype=case["dtype"], recompute=case.get("recompute", "none")
+        )
         config = make_config(Path(job["model"]), OPTIMIZERS[case["optim"]], zero=zero, trainer=settings)
         engine = TrainEngine(config, world, None)
         metrics = []

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import verifiers.v1 as vf
 
-from prl.env.tasksets._brackets import BracketData, bracket_reward, bracketed
+from prl.env.tasksets._brackets import BracketData, bracket_reward
 from prl.env.tasksets._shared_box import SharedBoxEnv
 from prl.env.tasksets.reverse_text import ReverseTextConfig, ReverseTextTaskset
 

@@ -2,8 +2,8 @@
 
 Three cards (J < Q < K), one each; both ante a chip. A player may pass or bet one chip; after a bet the other
 folds or calls; after two passes, or a call, the higher card takes the pot. A reply must be one legal move in
-brackets, its word or first letter, as in `[bet]` or `[b]`; anything else is played as `[pass]` or `[fold]` and
-costs part of the `legal` reward, less of it if the brackets are there.
+brackets, its word or first letter, as in `[bet]` or `[b]`; anything else is played as `[pass]` or `[fold]`
+and costs part of the `legal` reward, less of it if the brackets are there.
 """
 
 from __future__ import annotations
