@@ -14,7 +14,7 @@ from typing import Any
 from launchers.interrupts import Interrupts
 from launchers.local import Outcome, supervise, tail
 from launchers.placement import format_table, place, visible_gpus
-from launchers.run import FLUSH_SECONDS, REFUSED, launcher_log
+from launchers.run import REFUSED, launcher_log
 from launchers.run_directory import RunPlan, append_status, open_run, plan_by_name
 from launchers.sweep import sweep_directory, task_overrides
 from prl.evals.checkpoints import settle_checkpoints
@@ -32,7 +32,10 @@ from prl.tracking.mlflow_store import Store, find_store
 from prl.tracking.mlflow_writer import MlflowWriter
 from prl.tracking.stream import MetricStream
 
-PUBLISH_SECONDS = 60.0
+TRACK_SECONDS = {"FINISHED": 180.0, "FAILED": 30.0, "KILLED": 8.0}
+"""How long the tracker may take, by how the evaluation ended. It is first met here, after the results are
+printed: importing it and making its database take most of that on a busy machine."""
+PUBLISH_SECONDS = 120.0
 
 
 def launch_eval(config: Any, command_line: str | list[str]) -> int:
@@ -100,10 +103,10 @@ class Evaluation:
             code, outcome = 1, Outcome(1, "FAILED", "no rollout ended well, so nothing was measured")
         if results and outcome.status != "KILLED":
             self._log(results)
-        self._track(outcome, results)
         print(_summary(outcome, results, self.run), flush=True)
         if outcome.status == "FAILED":
             print(_failure(outcome, self.run), file=sys.stderr, flush=True)
+        self._track(outcome, results)
         append_status(
             self.run, f"ended: {outcome.status}", [outcome.reason, *(notes(results) if results else [])]
         )
@@ -123,9 +126,7 @@ class Evaluation:
         facts = Facts(self.run, "eval", self.config, overrides, sweep_directory())
         writer = MlflowWriter(facts, store, print)
         writer.start()
-        arrived = writer.close(
-            outcome.status, FLUSH_SECONDS[outcome.status] + 30.0, self.interrupts.since_now()
-        )
+        arrived = writer.close(outcome.status, TRACK_SECONDS[outcome.status], self.interrupts.since_now())
         if arrived and results:
             publish(self.run, store, results, PUBLISH_SECONDS, print)
 

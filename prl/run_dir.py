@@ -1,13 +1,13 @@
 """The run directory: one place that knows where everything of a run lies.
 
-    <output_dir>/<run.name>/
-        configs/attempt_n/      resolved.yaml, command.txt, addresses/<role>.json
-        logs/attempt_n/         one file per process; logs/latest points at the newest attempt
-        metrics/<producer>.jsonl
-        traces/                 stream.jsonl, index.jsonl, annotations.jsonl
-        checkpoints/step_N/     trainer/, orchestrator/, COMPLETE (written last)
-        broadcasts/step_N/      weights for the engines, COMPLETE.json (written last)
-        STATUS.md
+<output_dir>/<run.name>/
+    configs/attempt_n/      resolved.yaml, command.txt, addresses/<role>.json
+    logs/attempt_n/         one file per process; logs/latest points at the newest attempt
+    metrics/<producer>.jsonl
+    traces/                 stream.jsonl, index.jsonl, annotations.jsonl
+    checkpoints/step_N/     trainer/, orchestrator/, COMPLETE (written last)
+    broadcasts/step_N/      weights for the engines, COMPLETE.json (written last)
+    STATUS.md
 """
 
 from __future__ import annotations

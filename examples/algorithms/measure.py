@@ -109,7 +109,7 @@ def curve(algorithm: str, directory: Path) -> list[float]:
 
 
 def baseline_gap(directory: Path) -> list[float]:
-    """Per step: the largest distance of an agent's baseline from its mean reward over the last `SPAN` steps."""
+    """Per step: the largest distance of an agent's baseline from its mean reward over `SPAN` steps."""
     gaps: list[list[float]] = []
     for agent in ("player0", "player1"):
         rewards = series(directory, "orchestrator", REWARD.format(agent))

@@ -103,16 +103,16 @@ def test_reusing_the_name_is_refused_and_touches_nothing(trained: Path) -> None:
 
 def test_export_loads_bit_exactly_and_resume_continues(trained: Path) -> None:
     import torch
-    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from prl.sync.weight_files import WeightFiles
 
     run = trained / "outputs" / "first"
     done = prl(trained, "export", f"run={run}", f"out={trained}/outputs/first/exported")
     assert done.returncode == 0, done.stderr
     out = run / "exported"
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    served = load_file(run / "broadcasts" / "step_3" / "model.safetensors")
-    for name, tensor in served.items():
+    for name, tensor in WeightFiles(run / "broadcasts" / "step_3").tensors():
         assert torch.equal(model.get_parameter(name), tensor), name
     assert AutoTokenizer.from_pretrained(out).chat_template
 

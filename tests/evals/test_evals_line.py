@@ -102,7 +102,7 @@ def test_tasksets_that_are_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("eval reverse_text env=[arithmetic]", "named twice, here and by env=[arithmetic]"),
         ("eval --env.timeout 3", "it is not said of which environment"),
         ("eval revers_text", "looked for the module 'revers_text' in prl, in verifiers and on the path"),
-        ("eval revers_text", "Nearest: reverse_text; prl ships arithmetic"),
+        ("eval revers_text", "Nearest: reverse_text; prl ships alphabet_sort"),
         ("eval --client.base_url 127.0.0.1:8000 ", "client.base_url = 127.0.0.1:8000: not a URL"),
         (f"eval inference=embedded client.base_url={URL}", "Add inference=external"),
         ("eval reverse_text steps=[0]", "Write numbers from 1 on, or final"),
