@@ -103,7 +103,7 @@ class Evaluation:
             code, outcome = 1, Outcome(1, "FAILED", "no rollout ended well, so nothing was measured")
         if results and outcome.status != "KILLED":
             self._log(results)
-        print(_summary(outcome, results, self.run), flush=True)
+        print(_summary(outcome, results, self.run, self._store()), flush=True)
         if outcome.status == "FAILED":
             print(_failure(outcome, self.run), file=sys.stderr, flush=True)
         self._track(outcome, results)
@@ -120,14 +120,14 @@ class Evaluation:
 
     def _track(self, outcome: Outcome, results: Results | None) -> None:
         store = self._store()
-        if store is None or (outcome.status == "KILLED" and results is None):
+        if store is None or results is None:
             return
         overrides = task_overrides(self.command_line)
         facts = Facts(self.run, "eval", self.config, overrides, sweep_directory())
         writer = MlflowWriter(facts, store, print)
         writer.start()
         arrived = writer.close(outcome.status, TRACK_SECONDS[outcome.status], self.interrupts.since_now())
-        if arrived and results:
+        if arrived:
             publish(self.run, store, results, PUBLISH_SECONDS, print)
 
     def _store(self) -> Store | None:
@@ -135,7 +135,7 @@ class Evaluation:
         return find_store(tracking.uri, self.plan.path.parent) if tracking.name == "mlflow" else None
 
 
-def _summary(outcome: Outcome, results: Results | None, run: RunDir) -> str:
+def _summary(outcome: Outcome, results: Results | None, run: RunDir, store: Store | None) -> str:
     """The table, what to know about it, and where everything is."""
     lines = [f"{outcome.status.lower()}: {outcome.reason}" if outcome.reason else outcome.status.lower()]
     if results:
@@ -144,6 +144,8 @@ def _summary(outcome: Outcome, results: Results | None, run: RunDir) -> str:
         lines += [*notes(results), ""]
     places = {"run": run.path, "results": run.path / "results.md", "traces": run.traces, "logs": run.logs}
     lines += [f"{name:9}{place}" for name, place in places.items() if Path(place).exists()]
+    if results and store:
+        lines.append(f"{'MLflow':9}{store.ui_command}")
     if outcome.status != "FINISHED":
         lines.append(
             f"finished rollouts are kept; go on by: prl eval ... run.name={run.path.name} run.resume=latest"
