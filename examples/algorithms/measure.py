@@ -58,7 +58,7 @@ CASES = {
     ),
     "opd": Case(["max_steps=8"], "trainer", "ref_kl/mean", _halved, "mean reverse KL down to half"),
     "opsd": Case(
-        ["algo.template='{demonstration}'", "+env.reverse_text.taskset.max_length=4", "max_steps=16"],
+        ["algo.template='{demonstration}'", "+env.reverse_text.taskset.max_length=4", "max_steps=20"],
         "trainer",
         "ref_kl/mean",
         _halved,

@@ -175,6 +175,13 @@ def plain_line(row: Row) -> str:
     return "  ".join(f"{heading} {text}" for heading, text in texts if text is not None)
 
 
+def _live_columns(rows: list[Row]) -> list[Column]:
+    """What fits into 80 columns: the loss gives way to the reward, which says more where there is one."""
+    known = [column for column in COLUMNS if column.live and any(column.text(row) for row in rows)]
+    rewarded = any(row.reward is not None for row in rows)
+    return [column for column in known if not (rewarded and column.heading == "loss")]
+
+
 def live_picture(board: Board, seconds: float) -> Group:
     """The newest steps as a table, and a line that says how far the run is and how long it took."""
     from rich.console import Group
@@ -182,9 +189,9 @@ def live_picture(board: Board, seconds: float) -> Group:
     from rich.text import Text
 
     rows = [board.rows[step] for step in sorted(board.rows)[-LIVE_ROWS:]]
-    columns = [column for column in COLUMNS if column.live and any(column.text(row) for row in rows)]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("step", *(column.heading for column in columns)):
+    columns = _live_columns(rows)
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for heading in ("step", *(column.heading.replace(" ", "\n") for column in columns)):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [column.text(row) or "" for column in columns]

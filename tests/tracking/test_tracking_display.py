@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from prl.tracking.board import Board, Row
@@ -111,8 +112,23 @@ def test_a_plain_line_tells_what_is_known() -> None:
 
 def drawn(picture: object) -> str:
     out = io.StringIO()
-    Console(file=out, width=100).print(picture)
+    Console(file=out, width=80).print(picture)
     return out.getvalue()
+
+
+FULL = {"spread": 0.336, "entropy": 0.361, "mismatch_kl": 2.7e-13, "off_policy": 2.0, "errors": 1.0}
+FULL |= {"tokens_per_second": 123456.0, "step_time": 12.3, "wait_for_batch": 10.1}
+
+
+@pytest.mark.parametrize(
+    ("values", "present", "absent"),
+    [({"reward": 0.219}, "0.219", "loss"), ({"loss": 4.0511}, "4.0511", "reward")],
+)
+def test_a_full_row_fits_into_80_columns(values: dict[str, float], present: str, absent: str) -> None:
+    board = Board(30)
+    board.rows[7] = Row(7, trained=True, **FULL, **values)
+    text = drawn(live_picture(board, 1.0))
+    assert "…" not in text and present in text and "trainer 10.1s" in text and absent not in text
 
 
 def test_the_live_table_has_the_newest_rows_and_only_columns_that_are_told() -> None:
