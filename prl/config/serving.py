@@ -43,7 +43,9 @@ class SyncConfig:
     """Weights go to the engines through files: written whole, marked complete, proven on both sides."""
 
     name: str = "filesystem"
-    keep: int = opt(2, "Versions kept on disk; an engine may still be reading the one before the newest.", ge=2)
+    keep: int = opt(
+        2, "Versions kept on disk; an engine may still be reading the one before the newest.", ge=2
+    )
     timeout: float = opt(600.0, "Seconds to wait for a version.", gt=0)
     fingerprint: str = opt(
         "sampled", "How much of each tensor the fingerprint reads.", choices=("sampled", "full")
