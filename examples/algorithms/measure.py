@@ -64,7 +64,7 @@ CASES = {
         _halved,
         "mean reverse KL down to half",
     ),
-    "sft": Case(["max_steps=12"], "trainer", "nll/mean", _halved, "nll down to half"),
+    "sft": Case(["max_steps=16"], "trainer", "nll/mean", _halved, "nll down to half"),
     "rae": Case(
         ["env=[kuhn_poker]", "rollout.group_size=1", "algo.decay=0.97", "max_steps=8"],
         "orchestrator",
