@@ -20,7 +20,7 @@ def python(code: str, **variables: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key not in distributed.VARIABLES}
     environment |= {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]

@@ -97,8 +97,8 @@ def test_recomputation_gives_the_same_gradient(model_dir: Path) -> None:
 def test_the_first_slot_is_a_uniform_guess_and_index_i_speaks_of_token_i(model_dir: Path) -> None:
     row = pack(SEQUENCES[:1])
     logprobs, entropy = forward(policy(model_dir), row)
-    assert float(logprobs[0]) == pytest.approx(-float(torch.tensor(40.0).log()))
-    assert float(entropy[0]) == pytest.approx(float(torch.tensor(40.0).log()))
+    assert logprobs[0].item() == pytest.approx(-float(torch.tensor(40.0).log()))
+    assert entropy[0].item() == pytest.approx(float(torch.tensor(40.0).log()))
     expected = sequence_logprobs(load_reference(model_dir), SEQUENCES[0])
     torch.testing.assert_close(logprobs[1:].double(), expected[1:], rtol=1e-4, atol=1e-5)
 
