@@ -16,6 +16,7 @@ from typing import Any
 
 from prl.algo.samples import BuiltSamples, build_samples
 from prl.checkpoint.marker import read_step, step_dir, unmark
+from prl.checkpoint.resolve import checkpoints_dir
 from prl.config.schema import RlConfig
 from prl.env.source import EnvServerDied
 from prl.model_path import resolve_model_path
@@ -167,7 +168,7 @@ def _saver(
 ) -> Callable[[int], Any]:
     """Writes the orchestrator's part of a checkpoint where one is due, before the batch is shipped: the
     trainer completes the checkpoint after its step and finds this part there."""
-    checkpoints = Path(config.ckpt.dir) if config.ckpt.dir else run.checkpoints
+    checkpoints = checkpoints_dir(config.ckpt, run)
 
     def write(step: int, snapshot: dict[str, Any]) -> None:
         directory = step_dir(checkpoints, step)

@@ -79,8 +79,8 @@ class TraceLog:
             )
 
 
-def episode_record(episode: Episode, step: int, attempt: int) -> dict[str, Any]:
-    """An episode as it was sampled: credit comes later, as an annotation."""
+def _head(episode: Episode, step: int, attempt: int) -> dict[str, Any]:
+    """What both records of an episode begin with."""
     return {
         "id": episode.id,
         "env": episode.env,
@@ -88,8 +88,15 @@ def episode_record(episode: Episode, step: int, attempt: int) -> dict[str, Any]:
         "step": step,
         "attempt": attempt,
         "task_key": episode.task_key,
-        "task": episode.task,
         "policy": [episode.policy.start, episode.policy.end] if episode.policy else None,
+    }
+
+
+def episode_record(episode: Episode, step: int, attempt: int) -> dict[str, Any]:
+    """An episode as it was sampled: credit comes later, as an annotation."""
+    return {
+        **_head(episode, step, attempt),
+        "task": episode.task,
         "started_at": episode.started_at,
         "finished_at": episode.finished_at,
         "traces": [_trace_record(trace) for trace in episode.traces],
@@ -100,13 +107,7 @@ def index_record(episode: Episode, step: int, attempt: int, offset: int, length:
     """Where an episode is in the stream (bytes), and what a table of episodes shows and filters by."""
     traces = episode.traces
     return {
-        "id": episode.id,
-        "env": episode.env,
-        "group": episode.group_id,
-        "step": step,
-        "attempt": attempt,
-        "task_key": episode.task_key,
-        "policy": [episode.policy.start, episode.policy.end] if episode.policy else None,
+        **_head(episode, step, attempt),
         "agents": [trace.agent for trace in traces],
         "rewards": [trace.reward for trace in traces],
         "errors": [trace.error.type for trace in traces if trace.error],

@@ -9,6 +9,7 @@ import time
 from itertools import count
 from typing import Any
 
+from prl.checkpoint.resolve import checkpoints_dir
 from prl.config.loss import IpoConfig
 from prl.config.schema import SftConfig
 from prl.model_path import resolve_model_path
@@ -64,7 +65,7 @@ def one_step(
     metrics["progress/num_samples"] = step * config.data.batch_size
     metrics["time/wait_for_batch"] = prepared - started
     if checkpoints.is_due(config.ckpt, step, config.max_steps):
-        where = checkpoints.checkpoints_dir(config.ckpt, run)
+        where = checkpoints_dir(config.ckpt, run)
         checkpoints.save(
             engine, config.ckpt, where, step, parts=("trainer",), timeout=config.trainer.dist_timeout
         )

@@ -14,7 +14,7 @@ from prl.checkpoint.marker import PARTS, mark_complete, step_dir
 from prl.checkpoint.retention import prune
 from prl.checkpoint.save import save_trainer
 from prl.config.training import CkptConfig
-from prl.run_dir import POLL_SECONDS, RunDir
+from prl.run_dir import POLL_SECONDS
 from prl.trainer.engine import TrainEngine
 
 log = logging.getLogger(__name__)
@@ -25,10 +25,6 @@ ORCHESTRATOR_STATE = Path("orchestrator") / "state.json"
 def is_due(ckpt: CkptConfig, step: int, max_steps: int | None) -> bool:
     """Whether the run saves after `step`."""
     return bool(ckpt.interval and step % ckpt.interval == 0) or (ckpt.at_end and step == max_steps)
-
-
-def checkpoints_dir(ckpt: CkptConfig, run: RunDir) -> Path:
-    return Path(ckpt.dir) if ckpt.dir else run.checkpoints
 
 
 def save(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from prl.checkpoint.resolve import checkpoints_dir
 from prl.config.schema import RlConfig, SftConfig
 from prl.run_dir import RunDir
 from prl.sync.filesystem import FilesystemPublisher
@@ -68,7 +69,7 @@ def one_step(
     metrics["time/wait_for_batch"] = received - started
     metrics["time/broadcast_weights"] = published - trained
     if checkpoints.is_due(config.ckpt, step, config.max_steps):
-        where = checkpoints.checkpoints_dir(config.ckpt, run)
+        where = checkpoints_dir(config.ckpt, run)
         checkpoints.save(engine, config.ckpt, where, step, timeout=config.sync.timeout)
         metrics["time/save_ckpt"] = time.perf_counter() - published
     metrics["time/step"] = time.perf_counter() - started

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from trainer_lab import make_config, make_sequences, pack
 
 from prl.checkpoint.marker import is_complete
+from prl.checkpoint.resolve import checkpoints_dir
 from prl.checkpoint.retention import complete_steps
 from prl.config import training
 from prl.config.schema import RlConfig
@@ -173,6 +174,6 @@ def test_when_a_checkpoint_is_due(ckpt: training.CkptConfig, due: list[int]) -> 
 
 def test_a_directory_of_its_own_for_checkpoints(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert checkpoints.checkpoints_dir(training.CkptConfig(), run) == tmp_path / "checkpoints"
+    assert checkpoints_dir(training.CkptConfig(), run) == tmp_path / "checkpoints"
     elsewhere = training.CkptConfig(dir="/elsewhere")
-    assert checkpoints.checkpoints_dir(elsewhere, run) == Path("/elsewhere")
+    assert checkpoints_dir(elsewhere, run) == Path("/elsewhere")
