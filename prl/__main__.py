@@ -24,16 +24,20 @@ COMMANDS = {
 }
 """Command -> where its job lives; imported when the configuration has been accepted."""
 
+TOOLS = {
+    "eval compare": "prl.evals.compare:main",
+}
+"""Tool (one word or two) -> the function that reads the words after it and gives an exit code."""
+
 REFUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:2] == ["eval", "compare"]:
-        from prl.evals.compare import main as compare
-
-        return compare(words[2:])
+    for length in (2, 1):
+        if (tool := " ".join(words[:length])) in TOOLS:
+            return int(_load(TOOLS[tool])(words[length:]))
     gc.disable()  # composing makes many small objects and no garbage; a tenth of its time is saved
     try:
         return _run(parse(expand(words), list(COMMANDS)), words)
@@ -67,13 +71,18 @@ def _job(command: str) -> Callable[[Any, Sequence[str]], int]:
 
     def job(config: Any, words: Sequence[str]) -> int:
         gc.enable()
-        module, _, function = COMMANDS[command].partition(":")
-        run = getattr(importlib.import_module(module), function)
+        run = _load(COMMANDS[command])
         if command == "export":
             return int(run(config))
         return int(run(config, shlex.join(["python", "-m", "prl", *words])))
 
     return job
+
+
+def _load(target: str) -> Callable[..., Any]:
+    """The function at `module:function`."""
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _print_version() -> int:
