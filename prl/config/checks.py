@@ -11,6 +11,7 @@ from typing import Any
 
 from prl.config import rules_eval
 from prl.config import rules_rl as rl
+from prl.config import rules_sampling as sampling
 from prl.config import rules_teacher as teacher
 from prl.config import rules_training as training
 from prl.config.errors import Problem
@@ -54,7 +55,8 @@ RULES: dict[str, list[Rule]] = {
         rl.batches_hold_whole_groups,
         rl.groups_fit_in_flight,
         rl.groups_have_peers,
-        rl.sampling_is_what_the_learner_models,
+        sampling.sampling_is_what_the_learner_models,
+        sampling.extra_keys_have_no_field,
         rl.completions_leave_room,
         rl.rows_hold_the_context,
         rl.algorithms_are_complete,
@@ -68,6 +70,6 @@ RULES: dict[str, list[Rule]] = {
         *TRAINING_RULES,
     ],
     "sft": TRAINING_RULES,
-    "eval": [*rules_eval.RULES],
+    "eval": [*rules_eval.RULES, sampling.extra_keys_have_no_field],
     "export": [export_has_a_source],
 }

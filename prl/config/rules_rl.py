@@ -99,32 +99,6 @@ def groups_have_peers(config: RlConfig) -> Iterator[Problem]:
             yield Problem(source.group_path, 1, reason, remedy, (source.algo_path,))
 
 
-def sampling_is_what_the_learner_models(config: RlConfig) -> Iterator[Problem]:
-    """The learner's logprobs are of the whole vocabulary; imitated teachers may sample as they like."""
-    for source in sources(config):
-        if config.env[source.env].sampling.temperature == 0:
-            path = f"env.{source.env}.sampling.temperature"
-            reason = "greedy rollouts of a task are all the same: nothing to learn from"
-            yield Problem(path, 0, reason, f"Set {path}=1.")
-        if source.algo.name == "sft":
-            continue
-        for path, top_p, top_k in _truncations(config, source.env):
-            if top_p is not None and top_p != 1:
-                reason = "the learner does not model nucleus sampling"
-                yield Problem(f"{path}.top_p", top_p, reason, f"Set {path}.top_p=1.")
-            if top_k not in (None, -1):
-                reason = "the learner does not model top-k sampling"
-                yield Problem(f"{path}.top_k", top_k, reason, f"Set {path}.top_k=-1.")
-
-
-def _truncations(config: RlConfig, env: str) -> Iterator[tuple[str, Any, Any]]:
-    for path, node in (
-        ("rollout.sampling", config.rollout.sampling),
-        (f"env.{env}.sampling", config.env[env].sampling),
-    ):
-        yield path, node.top_p, node.top_k
-
-
 def completions_leave_room(config: RlConfig) -> Iterator[Problem]:
     longest = config.inference.max_model_len
     nodes: dict[str, Any] = {"rollout.sampling": config.rollout.sampling}

@@ -34,6 +34,7 @@ class RolloutSamplingConfig:
     max_tokens: int | None = opt(
         None, "Longest completion of one turn; null = what the context leaves.", ge=1
     )
+    extra_body: dict[str, Any] = opt(factory=dict, doc="Further keys of each request to the engine.")
 
 
 @dataclass
@@ -81,6 +82,7 @@ class RlConfig:
     cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
     ckpt: training.CkptConfig = opt(factory=training.CkptConfig, doc="Checkpoints.")
     tracking: Any = opt(doc="Where metrics go.")
+    monitor: serving.MonitorConfig = opt(factory=serving.MonitorConfig, doc="Health from outside.")
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
     max_steps: int | None = opt(30, "Last step (absolute, also on resume); null = forever.", ge=1)
@@ -119,6 +121,7 @@ class SftConfig:
     cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
     ckpt: training.CkptConfig = opt(factory=training.CkptConfig, doc="Checkpoints.")
     tracking: Any = opt(doc="Where metrics go.")
+    monitor: serving.MonitorConfig = opt(factory=serving.MonitorConfig, doc="Health from outside.")
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
     max_steps: int | None = opt(250, "Last step (absolute, also on resume).", ge=1)
@@ -188,6 +191,7 @@ class EvalConfig:
     inference: Any = opt(doc="Which engine samples.")
     cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
     tracking: Any = opt(doc="Where metrics go.")
+    monitor: serving.MonitorConfig = opt(factory=serving.MonitorConfig, doc="Health from outside.")
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
     seed: int = opt(0, "Seed of tasks, sampling and bootstrap.", ge=0)

@@ -20,7 +20,14 @@ class SamplingConfig:
     )
     top_p: float | None = opt(None, "Nucleus sampling (1 = off).", gt=0, le=1)
     top_k: int | None = opt(None, "Top-k sampling (-1 = off).", ge=-1)
+    min_p: float | None = opt(
+        None, "Least probability, relative to the likeliest token (0 = off).", ge=0, le=1
+    )
     max_tokens: int | None = opt(None, "Longest completion of one turn, tokens.", ge=1)
+    reasoning_effort: str | None = opt(None, "How long a reasoning model may think, in its provider's words.")
+    extra_body: dict[str, Any] = opt(
+        factory=dict, doc="Further keys of the request, as the provider names them."
+    )
 
 
 @dataclass

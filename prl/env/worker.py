@@ -11,6 +11,7 @@ from verifiers.v1.clients.train import ElasticRendererPool, RendererSlot
 
 from prl.config.training import ModelConfig
 from prl.env.engine_client import use_engine_client
+from prl.env.patient_http import use_patient_http
 from prl.env.plugins import register_harness, register_taskset
 from prl.env.renderers import parity_gap, policy_tokenizer, renderer_config
 from prl.model_path import resolve_model_path
@@ -28,6 +29,7 @@ def prepare(taskset_id: str, model: ModelConfig | None, log_level: str, workers:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("prl").setLevel(log_level.upper())
     use_engine_client()
+    use_patient_http()
     register_harness()
     register_taskset(taskset_id)
     if model and (workers == 1 or multiprocessing.parent_process() is not None):

@@ -40,6 +40,6 @@ def _env(name: str, env: EnvConfig) -> str:
     select = env.select
     tasks = "all tasks" if select.limit is None else f"{select.limit} task{'s' * (select.limit != 1)}"
     extra = ["shuffled"] if select.shuffle else []
-    extra += [f"{key} {value}" for key, value in vars(env.sampling).items() if value is not None]
+    extra += [f"{key} {value}" for key, value in vars(env.sampling).items() if value not in (None, {})]
     times = f"{env.group_size} rollout{'s' * (env.group_size != 1)} each"
     return ", ".join([f"{name}: {tasks}, {times}", *extra])

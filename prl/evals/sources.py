@@ -32,8 +32,14 @@ def _merged_env(config: EvalConfig, own: EnvConfig) -> EnvConfig:
         agents=_merged(config.shared.agents, own.agents),
         select=merged_select(config.select, own.select),
         group_size=own.group_size or config.rollout.group_size,
-        sampling=_first(SamplingConfig, own.sampling, config.rollout.sampling),
+        sampling=merged_sampling(config.rollout.sampling, own.sampling),
     )
+
+
+def merged_sampling(shared: SamplingConfig, own: SamplingConfig) -> SamplingConfig:
+    """Own values win; `extra_body` by each of its keys."""
+    extra = _merged(shared.extra_body, own.extra_body)
+    return dataclasses.replace(_first(SamplingConfig, own, shared), extra_body=extra)
 
 
 def merged_select(shared: SelectConfig, own: SelectConfig) -> SelectConfig:
@@ -47,7 +53,8 @@ def merged_select(shared: SelectConfig, own: SelectConfig) -> SelectConfig:
 
 def sampling_values(config: SamplingConfig) -> dict[str, Any]:
     """What is sent to the engine; a null field is left to it."""
-    return {name: value for name, value in vars(config).items() if value is not None}
+    typed = {name: value for name, value in vars(config).items() if value is not None}
+    return {**typed.pop("extra_body"), **typed}
 
 
 def _first(schema: type, own: Any, shared: Any) -> Any:

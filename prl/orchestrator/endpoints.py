@@ -61,9 +61,10 @@ def algo_of(config: RlConfig, env: str) -> Any:
 
 def sampling_of(config: RlConfig, env: str) -> dict[str, Any]:
     """Sampling of an environment: the run's values under its own; what is null is left to the engine."""
-    shared, own = vars(config.rollout.sampling), vars(config.env[env].sampling)
-    merged = {name: own[name] if own[name] is not None else shared[name] for name in shared}
-    return {name: value for name, value in merged.items() if value is not None}
+    shared = dict(vars(config.rollout.sampling))
+    own = {name: value for name, value in vars(config.env[env].sampling).items() if value is not None}
+    extra = {**shared.pop("extra_body"), **own.pop("extra_body")}
+    return {name: value for name, value in {**extra, **shared, **own}.items() if value is not None}
 
 
 def _root(url: str) -> str:

@@ -39,6 +39,20 @@ REFUSED = [
         "env.reverse_text.sampling.top_k=50",
         "env.reverse_text.sampling.top_k = 50: the learner does not model",
     ),
+    (
+        "env.reverse_text.sampling.min_p=0.1",
+        "env.reverse_text.sampling.min_p = 0.1: the learner does not model min-p sampling. "
+        "Set env.reverse_text.sampling.min_p=0.",
+    ),
+    (
+        "+rollout.sampling.extra_body.repetition_penalty=1.1",
+        "rollout.sampling.extra_body.repetition_penalty = 1.1: the learner does not model it",
+    ),
+    (
+        "+env.reverse_text.sampling.extra_body.top_p=0.5",
+        "env.reverse_text.sampling.extra_body.top_p = 0.5: it has a field. "
+        "Set env.reverse_text.sampling.top_p.",
+    ),
     ("rollout.sampling.max_tokens=512", "leaves no room for a prompt within inference.max_model_len = 512"),
     ("algo=opd model.teacher=null", "algo.teacher.model = null: algo=opd needs a teacher, and model tiny"),
     ("algo=sft model.teacher=null", "algo.teacher.model = null: algo=sft needs a teacher, and model tiny"),

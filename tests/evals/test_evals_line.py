@@ -14,7 +14,7 @@ from prl.config.errors import ConfigErrors
 from prl.config.eval_line import expand, slug
 from prl.config.load import dump_resolved, load_resolved
 from prl.config.schema import EvalConfig
-from prl.evals.sources import merge_envs
+from prl.evals.sources import merge_envs, sampling_values
 
 URL = "http://127.0.0.1:8000/v1"
 AT_URL = f"inference=external client.base_url={URL}"
@@ -160,6 +160,18 @@ def test_environments_inherit_key_by_key() -> None:
     again = load_resolved_copy(config)
     merge_envs(again)
     assert again == config, "merging what is merged changes nothing"
+
+
+def test_provider_keys_reach_the_request() -> None:
+    config = composed(
+        "eval env=[reverse_text,arithmetic] rollout.sampling.reasoning_effort=high "
+        "+rollout.sampling.extra_body.min_tokens=2 +env.arithmetic.sampling.extra_body.echo=true"
+    )
+    merge_envs(config)
+    shared = {"reasoning_effort": "high", "min_tokens": 2}
+    assert sampling_values(config.env["reverse_text"].sampling) == shared
+    assert sampling_values(config.env["arithmetic"].sampling) == {**shared, "echo": True}
+    assert "it has a field" in refused("eval reverse_text +rollout.sampling.extra_body.temperature=1")
 
 
 def load_resolved_copy(config: EvalConfig) -> Any:

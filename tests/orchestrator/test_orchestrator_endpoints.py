@@ -92,3 +92,12 @@ def test_an_environments_sampling_overrides_field_by_field() -> None:
     assert sampling_of(cfg, "a") == {"temperature": 0.5, "top_p": 1.0, "top_k": -1, "max_tokens": 13}
     cfg.rollout.sampling.max_tokens = None
     assert sampling_of(cfg, "b") == {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+
+
+def test_further_keys_of_a_request_are_merged_one_by_one() -> None:
+    own = SamplingConfig(extra_body={"min_tokens": 2}, reasoning_effort="low")
+    cfg = config(env={"a": EnvConfig(sampling=own)})
+    cfg.rollout.sampling.extra_body = {"min_tokens": 1, "ignore_eos": True}
+    found = sampling_of(cfg, "a")
+    assert (found["min_tokens"], found["ignore_eos"], found["reasoning_effort"]) == (2, True, "low")
+    assert "extra_body" not in found
