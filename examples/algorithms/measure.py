@@ -38,6 +38,10 @@ def _up(by: float) -> Callable[[float, float], bool]:
     return lambda first, last: last >= first + by
 
 
+def _third_less(first: float, last: float) -> bool:
+    return last <= first * 2 / 3
+
+
 def _halved(first: float, last: float) -> bool:
     return abs(last) <= abs(first) / 2
 
@@ -58,13 +62,19 @@ CASES = {
     ),
     "opd": Case(["max_steps=8"], "trainer", "ref_kl/mean", _halved, "mean reverse KL down to half"),
     "opsd": Case(
-        ["algo.template='{demonstration}'", "+env.reverse_text.taskset.max_length=4", "max_steps=20"],
+        ["algo.template='{demonstration}'", "+env.reverse_text.taskset.max_length=4", "optim.lr=5e-4", "max_steps=30"],
         "trainer",
         "ref_kl/mean",
         _halved,
         "mean reverse KL down to half",
     ),
-    "sft": Case(["max_steps=16"], "trainer", "nll/mean", _halved, "nll down to half"),
+    "sft": Case(
+        ["rollout.batch_size=128", "max_steps=24"],
+        "trainer",
+        "nll/mean",
+        _third_less,
+        "nll down by a third and more",
+    ),
     "rae": Case(
         ["env=[kuhn_poker]", "rollout.group_size=1", "algo.decay=0.97", "max_steps=8"],
         "orchestrator",

@@ -53,6 +53,7 @@ def test_no_movement_is_no_success() -> None:
             assert not case.moved(0.5, 0.5), name
     assert not measure.CASES["rae"].moved(0.0, 0.4)
     assert measure.CASES["opd"].moved(-0.8, -0.3) and measure.CASES["grpo"].moved(0.2, 0.6)
+    assert measure.CASES["sft"].moved(0.48, 0.3) and not measure.CASES["sft"].moved(0.48, 0.4)
 
 
 def test_the_gap_is_that_of_the_worse_agent_over_the_last_steps(tmp_path: Path) -> None:

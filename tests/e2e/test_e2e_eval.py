@@ -147,3 +147,19 @@ def test_an_endpoint_that_is_down_is_one_line(tmp_path: Path) -> None:
     assert failed.returncode == 1
     (line,) = failed.stderr.strip().splitlines()
     assert line.startswith("the evaluation failed: client.base_url = http://127.0.0.1:9/v1: no answer")
+
+
+def test_checkpoints_are_measured_with_the_weights_that_were_trained(tmp_path: Path) -> None:
+    """The engine's fingerprint of each step equals what the trainer published after that step."""
+    small = ["rollout.batch_size=16", "rollout.group_size=8", "tracking=none", "log.display=none"]
+    trained = prl(tmp_path, *small, "max_steps=2", "ckpt=interval", "ckpt.interval=1", "run.name=trained")
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    words = ["eval", "reverse_text", "-n", "2", "-m", "outputs/trained", "steps=[1,final]", "run.name=curve"]
+    done = prl(tmp_path, *words, "tracking=none", *SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Evaluated reverse_text at step 1:" in done.stdout and "at step 2:" in done.stdout
+    configs = tmp_path / "outputs" / "curve" / "configs" / "attempt_1"
+    for step in (1, 2):
+        published = tmp_path / "outputs" / "trained" / "broadcasts" / f"step_{step}" / "COMPLETE.json"
+        served = (configs / f"weights_step_{step}.txt").read_text().strip()
+        assert served == json.loads(published.read_text())["fingerprint"]
