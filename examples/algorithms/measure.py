@@ -62,7 +62,12 @@ CASES = {
     ),
     "opd": Case(["max_steps=8"], "trainer", "ref_kl/mean", _halved, "mean reverse KL down to half"),
     "opsd": Case(
-        ["algo.template='{demonstration}'", "+env.reverse_text.taskset.max_length=4", "optim.lr=5e-4", "max_steps=30"],
+        [
+            "algo.template='{demonstration}'",
+            "+env.reverse_text.taskset.max_length=4",
+            "optim.lr=5e-4",
+            "max_steps=30",
+        ],
         "trainer",
         "ref_kl/mean",
         _halved,
