@@ -42,14 +42,14 @@ class Kernels(NamedTuple):
     backward: Callable[..., Tensor]
 
 
-def block_forward(
-    logits: Tensor, labels: Tensor, temperatures: Tensor, start: int, running: Running
-) -> Running:
-    """`running` after the columns `start` onward. logits [c, w] before the temperature, labels [c]."""
+def block_forward(logits: Tensor, local: Tensor, temperatures: Tensor, running: Running) -> Running:
+    """`running` after one more block of columns.
+
+    logits [c, w] before the temperature; `local` [c] int32: the label's place in this block, if it has one.
+    """
     scaled = logits.to(temperatures.dtype) / temperatures[:, None]
-    local = labels - start
     inside = (local >= 0) & (local < logits.shape[1])
-    own = scaled.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+    own = scaled.gather(1, local.clamp(0, logits.shape[1] - 1).long()[:, None])[:, 0]
     maximum = torch.maximum(running.maximum, scaled.amax(1))
     grown = running.maximum - maximum
     shifted = scaled - maximum[:, None]
@@ -63,12 +63,11 @@ def block_forward(
 
 
 def block_backward(
-    logits: Tensor, labels: Tensor, temperatures: Tensor, start: int, normalizer: Tensor, slope: Tensor
+    logits: Tensor, local: Tensor, temperatures: Tensor, normalizer: Tensor, slope: Tensor
 ) -> Tensor:
     """slope * (one-hot - softmax), the gradient by `logits` [c, w]; slope = dL/dl / temperature."""
     scaled = logits.to(temperatures.dtype) / temperatures[:, None]
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    hit = (labels - start)[:, None] == columns
+    hit = local[:, None] == torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     softmax = torch.exp(scaled - normalizer[:, None])
     return ((hit.to(scaled.dtype) - softmax) * slope[:, None]).to(logits.dtype)
 
@@ -78,8 +77,22 @@ EAGER = Kernels(block_forward, block_backward)
 
 @lru_cache(maxsize=1)
 def compiled_kernels() -> Kernels:
-    """The same in two fused kernels: a GPU then reads each block of logits instead of writing ten copies."""
-    return Kernels(torch.compile(block_forward), torch.compile(block_backward))
+    """The same in two fused kernels: a GPU then reads each block of logits instead of writing ten copies.
+
+    The width of a block is compiled in, its number of tokens is not: dividing every element's index by a
+    width that is only known at run time makes the backward kernel four times slower.
+    """
+    return Kernels(_of_fixed_width(block_forward), _of_fixed_width(block_backward))
+
+
+def _of_fixed_width(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = torch.compile(function)
+
+    def run(logits: Tensor, *rest: Any) -> Any:
+        torch._dynamo.mark_static(logits, 1)
+        return compiled(logits, *rest)
+
+    return run
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -104,7 +117,8 @@ class ChunkedLogprobs(torch.autograd.Function):
             running = _nothing_yet(temperatures[rows])
             for columns in _slices(weight.shape[0], VOCAB_BLOCK):
                 logits = hidden[rows] @ weight[columns].t()
-                running = kernels.forward(logits, labels[rows], temperatures[rows], columns.start, running)
+                local = _places(labels[rows], columns)
+                running = kernels.forward(logits, local, temperatures[rows], running)
             parts.append(running)
         maximum, total, weighted, picked = (torch.cat(part) for part in zip(*parts, strict=True))
         normalizer = maximum + total.log()
@@ -126,9 +140,8 @@ class ChunkedLogprobs(torch.autograd.Function):
             for rows in _slices(hidden.shape[0], ctx.chunk):
                 grad = ctx.kernels.backward(
                     hidden[rows] @ block.t(),
-                    labels[rows],
+                    _places(labels[rows], columns),
                     temperatures[rows],
-                    columns.start,
                     normalizer[rows],
                     slope[rows],
                 )
@@ -145,6 +158,11 @@ class ChunkedLogprobs(torch.autograd.Function):
 def _nothing_yet(like: Tensor) -> Running:
     lowest = torch.finfo(like.dtype).min / 2  # finite, as 0 * inf would be NaN
     return Running(torch.full_like(like, lowest), *(torch.zeros_like(like) for _ in range(3)))
+
+
+def _places(labels: Tensor, columns: slice) -> Tensor:
+    """Places of the labels among the columns, int32: 64-bit comparisons of every logit would take longer."""
+    return (labels - columns.start).to(torch.int32)
 
 
 def _slices(length: int, step: int) -> list[slice]:

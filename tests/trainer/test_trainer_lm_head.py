@@ -164,3 +164,23 @@ def test_an_installed_head_keeps_its_parameter_and_refuses_a_bias() -> None:
     assert [name for name, _ in head.named_parameters()] == ["weight"]
     with pytest.raises(ValueError, match="bias"):
         install_chunked_head(torch.nn.Linear(H, V), chunk=4)
+
+
+def test_the_compiled_kernels_compute_the_same(monkeypatch):
+    """Several block widths (the last one smaller) and several row counts, as packed rows bring them."""
+    monkeypatch.setattr(lm_head, "VOCAB_BLOCK", 8)
+    torch._dynamo.reset()
+    kernels = lm_head.compiled_kernels()
+    generator = torch.Generator().manual_seed(1)
+    for n in (12, 7):
+        found = []
+        hidden, weight = torch.randn(n, 6, generator=generator), torch.randn(20, 6, generator=generator)
+        labels = torch.randint(0, 20, (n,), generator=generator)
+        temperatures = 0.5 + torch.rand(n, generator=generator)
+        for choice in (kernels, lm_head.EAGER):
+            h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+            logprobs, entropy = next_token_logprobs(h, w, labels, temperatures, 4, choice)
+            logprobs.square().sum().backward()
+            found.append((logprobs.detach(), entropy, h.grad, w.grad))
+        for compiled, eager in zip(*found, strict=True):
+            torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)
