@@ -13,18 +13,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Context manager of the main thread. `signum` is the first signal that came, `count` how many did.
 
-    A second signal means: at once. SIGHUP stays ignored where the caller ignores it (nohup).
+    A second signal means: at once. SIGHUP stays ignored where the caller ignores it (nohup). `warned` tells
+    that SLURM's warning came: it ends nothing by itself, and only counts with `warning=True`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warning: bool = False) -> None:
         self.signum: int | None = None
         self.count = 0
+        self.warned = False
+        self._warning = warning
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         for signum in SIGNALS:
             if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
                 self._previous[signum] = signal.signal(signum, self._note)
+        if self._warning:
+            self._previous[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, self._note_warning)
         return self
 
     def __exit__(
@@ -42,6 +47,9 @@ class Interrupts:
         """A question: has another signal come since this call?"""
         seen = self.count
         return lambda: self.count > seen
+
+    def _note_warning(self, signum: int, frame: FrameType | None) -> None:
+        self.warned = True
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum

@@ -6,6 +6,7 @@ user or the system asks for it. However it ends, no process of it is left.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,10 +14,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from launchers.interrupts import Interrupts
 from launchers.placement import Role
@@ -45,13 +46,35 @@ class Outcome:
     at: float = field(default_factory=time.monotonic, compare=False)
 
 
+class Peers(Protocol):
+    """The rest of a run that is spread over several supervisors."""
+
+    def verdict(self) -> Outcome | None:
+        """How the run ended elsewhere, or must end now; None while it goes on."""
+
+    def finished(self) -> bool:
+        """Whether the jobs of every other supervisor ended well; asked once those of this one did."""
+
+
+class Alone:
+    """Nobody else takes part."""
+
+    def verdict(self) -> Outcome | None:
+        return None
+
+    def finished(self) -> bool:
+        return True
+
+
 @dataclass
 class Child:
     """A started role."""
 
     role: Role
     process: subprocess.Popen[bytes]
+    started_at: float
     ready: bool = False
+    restarts: int = 0
 
     @property
     def running(self) -> bool:
@@ -73,34 +96,38 @@ class Supervisor:
     run: RunDir
     grace: float
     interrupts: Interrupts
+    peers: Peers = field(default_factory=Alone)
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     children: list[Child] = field(default_factory=list)
-    started_at: float = 0.0
 
     def start(self) -> None:
         """Start every role in order without a pause: whoever needs a peer waits for its address."""
         guard = Role(GUARD, "server", (sys.executable, "-m", "launchers.guard"))
-        self.started_at = time.monotonic()
-        self._spawn(guard, subprocess.PIPE)
+        self.children.append(self._spawn(guard, subprocess.PIPE))
         for role in self.roles:
             if self.interrupts.signum is not None:
                 return
-            self._spawn(role, subprocess.DEVNULL)
+            self.children.append(self._spawn(role, subprocess.DEVNULL))
 
     def watch(self) -> Outcome:
         """Block until the run is done, fails or is interrupted."""
         while True:
+            if (ended := self.peers.verdict()) is not None:  # first: it may be why the signal came
+                return ended
             if self.interrupts.signum is not None:
                 return killed(self.interrupts.signum)
             if early := [child for child in self.children if self._ended_early(child)]:
-                return failed(early)
+                if any(child.restarts >= child.role.restarts for child in early):
+                    return failed(early)
+                for child in early:
+                    self._start_again(child)
             if late := self._late():
                 return Outcome(
                     1, "FAILED", f"{late.name} was not ready within {late.ready_timeout:.0f} s", (late.name,)
                 )
             jobs = [child for child in self.children if child.role.kind == "job"]
-            if not any(child.running for child in jobs):
-                return Outcome(0, "FINISHED")
+            if not any(child.running for child in jobs) and self.peers.finished():
+                return self.peers.verdict() or Outcome(0, "FINISHED")
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
@@ -127,27 +154,36 @@ class Supervisor:
         if left:
             log.error("could not kill processes %s", sorted(process.pid for process in left))
 
-    def _spawn(self, role: Role, stdin: int) -> None:
+    def _spawn(self, role: Role, stdin: int) -> Child:
         path = self.run.log_file(role.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         inherited = {key: value for key, value in os.environ.items() if key not in DROPPED_VARS}
         env = {**inherited, **role.env, FAMILY_VAR: self.key, LAUNCHER_VAR: str(os.getpid())}
-        with path.open("ab") as out:
+        with path.open("ab") as out, _warning_blocked():
             process = subprocess.Popen(
                 role.argv, env=env, stdin=stdin, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self.children.append(Child(role, process))
         log.info("%s is process %d", role.name, process.pid)
+        return Child(role, process, time.monotonic())
+
+    def _start_again(self, dead: Child) -> None:
+        """Replace a dead server. Its address goes first, so that peers wait for that of the new one."""
+        limit = dead.role.restarts
+        log.warning("%s %s; start %d of %d follows", dead.role.name, dead.ending(), dead.restarts + 1, limit)
+        self.run.address_file(dead.role.name).unlink(missing_ok=True)
+        child = self._spawn(dead.role, subprocess.DEVNULL)
+        child.restarts = dead.restarts + 1
+        self.children[self.children.index(dead)] = child
 
     def _ended_early(self, child: Child) -> bool:
         return not child.running and (child.process.returncode != 0 or child.role.kind == "server")
 
     def _late(self) -> Role | None:
-        waited = time.monotonic() - self.started_at
         for child in self.children:
             if child.ready or child.role.ready_timeout is None:
                 continue
             child.ready = self.run.address_file(child.role.name).exists()
+            waited = time.monotonic() - child.started_at
             if not child.ready and waited > child.role.ready_timeout:
                 return child.role
         return None
@@ -159,9 +195,10 @@ def supervise(
     grace: float,
     interrupts: Interrupts,
     on_end: Callable[[], None] = lambda: None,
+    peers: Peers | None = None,
 ) -> Outcome:
     """Run `roles` to their end. `on_end` is called when it is over, before the clean-up."""
-    supervisor = Supervisor(roles, run, grace, interrupts)
+    supervisor = Supervisor(roles, run, grace, interrupts, peers or Alone())
     try:
         supervisor.start()
         outcome = supervisor.watch()
@@ -170,6 +207,17 @@ def supervise(
         return outcome
     finally:
         supervisor.stop()
+
+
+@contextlib.contextmanager
+def _warning_blocked() -> Iterator[None]:
+    """Whoever is started inside never dies of SLURM's warning, which goes to every process of a step and by
+    default kills: a blocked signal stays blocked in all descendants, from their first instruction on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def failed(early: list[Child]) -> Outcome:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prl.config.load import load_resolved
+from prl.monitor.companions import serve_metrics
 from prl.run_dir import RunDir
 
 log = logging.getLogger("launchers.role")
@@ -29,6 +30,7 @@ ENTRY_POINTS = {
     "orchestrator": "prl.orchestrator.main",
     "trainer": "prl.trainer.main",
     "sft": "prl.sft.main",
+    "evals": "prl.sft.evals",
     "eval": "prl.evals.main",
 }
 """First part of a role's name -> module whose `main(config, run, role)` is the process."""
@@ -44,7 +46,9 @@ def main(arguments: list[str]) -> int:
     configure_logging(config.log.level)
     log.debug("%s of %s: pid %d, %s", role, command, os.getpid(), resolved)
     try:
-        entry_point(role)(config, RunDir.from_resolved(resolved), role)
+        run = RunDir.from_resolved(resolved)
+        serve_metrics(config, run, role)
+        entry_point(role)(config, run, role)
     except Exception:
         log.exception("%s failed", role)
         end_now(1)

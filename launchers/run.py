@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shlex
 import sys
 import time
@@ -12,15 +11,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from launchers.dry_run import configuration, placement_report
 from launchers.interrupts import Interrupts
-from launchers.local import Outcome, supervise
-from launchers.placement import Role, format_table, place, visible_gpus
+from launchers.local import Outcome
+from launchers.placement import Role
 from launchers.role import LOG_FORMAT, LOG_TIME
 from launchers.run_directory import RunPlan, append_status, open_run, plan_run
+from launchers.site import Site, current_site
 from launchers.summary import failure_report, summary
 from launchers.sweep import sweep_directory, task_overrides
 from prl.algo.base import import_own_algorithms
 from prl.config.describe import describe_plan
+from prl.config.identity import run_path
+from prl.dashboard.daemon import offer
+from prl.monitor.companions import companions
 from prl.run_dir import RunDir
 from prl.tracking.board import Board
 from prl.tracking.display import Display
@@ -49,29 +53,34 @@ def launch(command: str, config: Any, command_line: str | list[str]) -> int:
     `command_line`: the words of the command, or the command as typed in a shell.
     """
     words = shlex.split(command_line) if isinstance(command_line, str) else command_line
+    site = current_site()
+    if not site.leads:
+        return site.follow(run_path(config).expanduser().resolve(), config.cluster.start_timeout)
     try:
-        plan = plan_run(config)
-        gpus = visible_gpus(os.environ)
-        roles = place(command, config, RunDir(plan.path).resolved_config, gpus)
+        plan = site.plan(config, plan_run)
+        roles = site.roles(command, config, RunDir(plan.path))
         if command == "rl":
             import_own_algorithms(config)
     except ValueError as error:
         return _refuse(error)
+    if config.dry_run:
+        print(configuration(command, config))
     print(describe_plan(config), f"devices      {_devices(roles)}", plan.origin(), sep="\n", flush=True)
     if config.dry_run:
-        print(format_table(roles), "dry run: nothing was started, nothing was written", sep="\n")
+        print(placement_report(config, roles))
         return 0
     if config.max_steps is not None and plan.resume_step >= config.max_steps:
         print(f"{plan.path} is at step {plan.resume_step} of {config.max_steps}: there is nothing to do")
         return 0
     with contextlib.ExitStack() as stack:
-        interrupts = stack.enter_context(Interrupts())
+        interrupts = stack.enter_context(site.interrupts())
         try:
             run = stack.enter_context(open_run(command, config, plan, words))
         except (ValueError, OSError) as error:  # taken meanwhile, or not writable
             return _refuse(error)
         stack.enter_context(launcher_log(run, config.log.level))
-        return Attempt(command, config, plan, run, words, interrupts).execute(gpus)
+        stack.enter_context(companions(config, run))
+        return Attempt(command, config, plan, run, words, interrupts, site).execute()
 
 
 @dataclass
@@ -84,20 +93,22 @@ class Attempt:
     run: RunDir
     command_line: list[str]
     interrupts: Interrupts
+    site: Site
 
-    def execute(self, gpus: list[str]) -> int:
+    def execute(self) -> int:
         """Run the roles with everything around them; the exit code."""
         append_status(self.run, "started", [self.plan.origin()])
-        roles = place(self.command, self.config, self.run.resolved_config, gpus)
+        roles = self.site.roles(self.command, self.config, self.run)
         display = Display(self.config.log.display, self.run.metrics, self.config.max_steps)
         display.start()
         display.note(f"starting {', '.join(role.name for role in roles)}; logs in {self.run.logs}")
+        offer(self.config.monitor.dashboard, self.run.path.parent, display.note)
         store = self._store()
         writer = self._start_writer(store, display.note)
         outcome = Outcome(1, "FAILED", "the launcher itself failed")
         try:
             hurry = writer.hurry if writer else lambda: None
-            outcome = supervise(roles, self.run, self.config.cluster.grace, self.interrupts, hurry)
+            outcome = self.site.supervise(roles, self.run, self.config, self.interrupts, hurry)
         finally:
             display.close()
             self._tell_failure(outcome)
@@ -105,7 +116,7 @@ class Attempt:
                 patience = FLUSH_SECONDS[outcome.status] - (time.monotonic() - outcome.at)
                 writer.close(outcome.status, max(1.0, patience), self.interrupts.since_now())
         self._tell_end(outcome, display.board, store)
-        return outcome.code
+        return self.site.close(outcome)
 
     def _store(self) -> Store | None:
         tracking = self.config.tracking

@@ -14,11 +14,12 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launchers.initial_model import settle_initial_model
 from prl.checkpoint.marker import read_step
 from prl.checkpoint.resolve import resolve_resume
 from prl.checkpoint.retention import complete_steps, set_aside
@@ -27,6 +28,8 @@ from prl.run_dir import RunDir
 from prl.tracking.reader import append_attempt_marker
 
 LOCK_FILE = ".lock"
+BEFORE_RUN = (LOCK_FILE, "slurm")
+"""What may be in a directory before any run is: the lock, and what submitting a job left."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,28 @@ def plan_by_name(config: Any) -> RunPlan:
     return plan
 
 
+def plan_again(config: Any, planner: Callable[[Any], RunPlan]) -> RunPlan:
+    """The plan of a job that SLURM started anew: the run of its first start goes on where it was.
+
+    That is its newest complete checkpoint; without one, where its first start began. Raises ValueError.
+    """
+    config.run.clean = False
+    path = _absolute(config.output_dir) / config.run.name
+    if not is_run(path):
+        return planner(config)
+    if not hasattr(config, "ckpt"):
+        config.run.resume = "latest"
+        return planner(config)
+    checkpoints = _absolute(config.ckpt.dir) if config.ckpt.dir else RunDir(path).checkpoints
+    if complete_steps(checkpoints):
+        config.run.resume = "latest"
+    elif config.run.resume == "latest":
+        config.run.resume = None
+    checkpoint = resolve_resume(config.run.resume, checkpoints)
+    step = read_step(checkpoint) if checkpoint else 0
+    return RunPlan(path, checkpoints, checkpoint.resolve() if checkpoint else None, step, clean=False)
+
+
 @contextlib.contextmanager
 def open_run(command: str, config: Any, plan: RunPlan, command_line: list[str]) -> Iterator[RunDir]:
     """Make the next attempt of the planned run and hold the run's lock until the block ends.
@@ -103,6 +128,8 @@ def open_run(command: str, config: Any, plan: RunPlan, command_line: list[str]) 
     with _locked(plan.path):
         if not continues and _occupied(plan.path):
             raise ValueError(f"run.name = {plan.path.name}: another launch has just taken {plan.path}")
+        if command in ("rl", "sft"):
+            settle_initial_model(config, RunDir(plan.path))
         run = _new_attempt(plan.path)
         config.output_dir = str(plan.path.parent)
         if hasattr(config, "ckpt"):
@@ -138,7 +165,9 @@ def _absolute(path: str) -> Path:
 
 def _occupied(path: Path) -> bool:
     """Something is there. An empty directory, or one that a launch left before it made anything, is free."""
-    return path.exists() and (not path.is_dir() or any(entry.name != LOCK_FILE for entry in path.iterdir()))
+    return path.exists() and (
+        not path.is_dir() or any(entry.name not in BEFORE_RUN for entry in path.iterdir())
+    )
 
 
 def _check_checkpoints(plan: RunPlan) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import sys
 import time
@@ -11,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launchers.dry_run import configuration, placement_report
 from launchers.interrupts import Interrupts
-from launchers.local import Outcome, supervise, tail
-from launchers.placement import format_table, place, visible_gpus
+from launchers.local import Outcome, tail
 from launchers.run import REFUSED, launcher_log
 from launchers.run_directory import RunPlan, append_status, open_run, plan_by_name
+from launchers.site import Site, current_site
 from launchers.sweep import sweep_directory, task_overrides
+from prl.dashboard.daemon import offer
 from prl.evals.checkpoints import settle_checkpoints
 from prl.evals.describe import describe_evaluation
 from prl.evals.display import EvalDisplay
@@ -26,6 +27,7 @@ from prl.evals.plot import write_plot
 from prl.evals.results import Results, collect, metrics, write_results
 from prl.evals.sources import merge_envs
 from prl.evals.tables import closing_lines, curve, notes, plain_table, report, table_rows
+from prl.monitor.companions import companions
 from prl.run_dir import RunDir, write_atomic
 from prl.tracking.mlflow_run import Facts
 from prl.tracking.mlflow_store import Store, find_store
@@ -41,29 +43,32 @@ PUBLISH_SECONDS = 120.0
 def launch_eval(config: Any, command_line: str | list[str]) -> int:
     """Run `prl eval` to its end; the exit code: 0 done, 1 failed, 2 refused, 128 + signal if stopped."""
     words = shlex.split(command_line) if isinstance(command_line, str) else command_line
+    site = current_site()
     try:
         merge_envs(config)
         settle_checkpoints(config)
-        plan = plan_by_name(config)
+        plan = site.plan(config, plan_by_name)
         if plan.continues:
             check_same(config, plan.path)
-        gpus = visible_gpus(os.environ)
-        roles = place("eval", config, RunDir(plan.path).resolved_config, gpus)
+        roles = site.roles("eval", config, RunDir(plan.path))
     except ValueError as error:
         return _refuse(error)
     origin = f"goes on with {plan.path}" if plan.continues else plan.origin()
+    if config.dry_run:
+        print(configuration("eval", config))
     print(describe_evaluation(config, plan.path), origin, sep="\n", flush=True)
     if config.dry_run:
-        print(format_table(roles), "dry run: nothing was started, nothing was written", sep="\n")
+        print(placement_report(config, roles))
         return 0
     with contextlib.ExitStack() as stack:
-        interrupts = stack.enter_context(Interrupts())
+        interrupts = stack.enter_context(site.interrupts())
         try:
             run = stack.enter_context(open_run("eval", config, plan, words))
         except (ValueError, OSError) as error:  # taken meanwhile, or not writable
             return _refuse(error)
         stack.enter_context(launcher_log(run, config.log.level))
-        return Evaluation(config, plan, run, words, interrupts).execute(gpus)
+        stack.enter_context(companions(config, run))
+        return Evaluation(config, plan, run, words, interrupts, site).execute()
 
 
 @dataclass
@@ -75,18 +80,20 @@ class Evaluation:
     run: RunDir
     command_line: list[str]
     interrupts: Interrupts
+    site: Site
 
-    def execute(self, gpus: list[str]) -> int:
+    def execute(self) -> int:
         """Run the roles with everything around them; the exit code."""
         append_status(self.run, "started", ["evaluation"])
         note_weights(self.config, self.run)
-        roles = place("eval", self.config, self.run.resolved_config, gpus)
+        roles = self.site.roles("eval", self.config, self.run)
         display = EvalDisplay(self.config.log.display, self.run)
         display.start()
         display.note(f"starting {', '.join(role.name for role in roles)}; logs in {self.run.logs}")
+        offer(self.config.monitor.dashboard, self.run.path.parent, display.note)
         outcome = Outcome(1, "FAILED", "the launcher itself failed")
         try:
-            outcome = supervise(roles, self.run, self.config.cluster.grace, self.interrupts)
+            outcome = self.site.supervise(roles, self.run, self.config, self.interrupts)
         finally:
             display.close()
         return self._tell(outcome)
@@ -110,7 +117,7 @@ class Evaluation:
         append_status(
             self.run, f"ended: {outcome.status}", [outcome.reason, *(notes(results) if results else [])]
         )
-        return code
+        return self.site.close(outcome) or code
 
     def _log(self, results: Results) -> None:
         stream = MetricStream(self.run.metric_file("eval"), "eval")

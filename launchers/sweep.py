@@ -9,6 +9,15 @@ from pathlib import Path
 from typing import Any
 
 SWEEP_VAR = "PRL_SWEEP_DIR"
+ARRAY_VAR = "PRL_ARRAY_ELEMENT"
+"""Set in the tasks of a sweep's SLURM array."""
+PLUGINS = Path(__file__).with_name("plugins")
+
+
+def find_plugins() -> None:
+    """Let Hydra find prl's launchers and sweeper: it looks in the packages `hydra_plugins` on the path."""
+    if str(PLUGINS) not in sys.path:
+        sys.path.append(str(PLUGINS))
 
 
 def sweep_directory(environ: Mapping[str, str] = os.environ) -> Path | None:

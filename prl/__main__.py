@@ -21,11 +21,26 @@ COMMANDS = {
     "sft": "launchers.run:launch_sft",
     "eval": "launchers.run_eval:launch_eval",
     "export": "prl.checkpoint.export:run",
+    "inference": "launchers.serve:launch_inference",
 }
 """Command -> where its job lives; imported when the configuration has been accepted."""
 
 TOOLS = {
+    "sweep": "launchers.sweeps.tool:main",
+    "import-toml": "prl.import_toml.main:main",
+    "bench config": "prl.bench.config:main",
+    "dashboard": "prl.dashboard.main:main",
     "eval compare": "prl.evals.compare:main",
+    "bench tracking": "prl.bench.tracking:main",
+    "watch": "prl.monitor.watch:main",
+    "status": "prl.monitor.status:main",
+    "doctor": "prl.monitor.doctor:main",
+    "bench orchestrator": "prl.bench.orchestrator:main",
+    "bench trainer": "prl.bench.trainer:main",
+    "bench inference": "prl.bench.inference:main",
+    "bench sync": "prl.bench.sync:main",
+    "bench sft": "prl.bench.sft:main",
+    "bench ckpt": "prl.bench.ckpt:main",
 }
 """Tool (one word or two) -> the function that reads the words after it and gives an exit code."""
 
@@ -59,24 +74,34 @@ def _run(line: CommandLine, words: Sequence[str]) -> int:
     if line.hydra_flags or line.multirun:
         from prl.config import hydra_app
 
-        return hydra_app.sweep(line, _job(line.command)) if line.multirun else hydra_app.show(line)
+        return hydra_app.sweep(line, job_of(line.command)) if line.multirun else hydra_app.show(line)
     from prl.config.compose import compose_job
 
     config = compose_job(line.command, line.overrides, line.config_dirs, line.config_name)
-    return _job(line.command)(config, words)
+    return job_of(line.command)(config, words)
 
 
-def _job(command: str) -> Callable[[Any, Sequence[str]], int]:
+def job_of(command: str) -> Callable[[Any, Sequence[str]], int]:
     """The function that runs a config of `command`, made by the given words, and gives an exit code."""
 
     def job(config: Any, words: Sequence[str]) -> int:
+        gc.freeze()  # what composing left behind lives as long as the process: not worth looking through
         gc.enable()
+        if config.cluster.name == "slurm" and not _in_a_job():
+            return int(_load("launchers.slurm.submit:submit")(command, config, list(words)))
         run = _load(COMMANDS[command])
         if command == "export":
             return int(run(config))
         return int(run(config, shlex.join(["python", "-m", "prl", *words])))
 
     return job
+
+
+def _in_a_job() -> bool:
+    """Whether this process is a task of the job that runs its command; being inside some job is not enough."""
+    from launchers.site import Site, current_site
+
+    return type(current_site()) is not Site
 
 
 def _load(target: str) -> Callable[..., Any]:

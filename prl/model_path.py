@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 from prl.assets import bundled_model, bundled_models
-from prl.checkpoint.marker import step_dirs
+from prl.checkpoint.marker import is_complete, read_step, step_dirs
 from prl.config.training import ModelConfig
+
+EXPORTED_STEP = "prl_export.json"
+"""Beside exported weights of a run: the step they are of."""
 
 
 def named_model(name: str) -> ModelConfig:
@@ -17,15 +22,17 @@ def named_model(name: str) -> ModelConfig:
 def resolve_model_path(model: ModelConfig) -> Path:
     """Directory with config.json, tokenizer and weights of `model`.
 
-    A null `path` means the bundled model `name`. A run directory stands for its exported weights:
-    `weights/`, else those of its newest checkpoint that has any. Raises ValueError naming what exists.
+    A null `path` means the bundled model `name`. A run directory stands for its newest exported weights:
+    `weights/` or those of a checkpoint. Raises ValueError naming what exists.
     """
     if model.path is None:
         return bundled_model(model.name)
     path = Path(model.path).expanduser().absolute()
-    for candidate in (path, path / "weights", *_exported_checkpoints(path)):
-        if (candidate / "config.json").is_file():
-            return candidate
+    exported = _exported(path)
+    if (path / "config.json").is_file():
+        return path
+    if exported:
+        return max(exported, key=lambda directory: exported[directory])
     entries = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     raise ValueError(
         f"model.path={model.path}: no model there (it holds: {', '.join(entries) or 'nothing'}). Give a "
@@ -34,6 +41,30 @@ def resolve_model_path(model: ModelConfig) -> Path:
     )
 
 
-def _exported_checkpoints(run: Path) -> list[Path]:
-    """`checkpoints/step_N/weights` of a run, newest step first."""
-    return [directory / "weights" for directory in reversed(step_dirs(run / "checkpoints").values())]
+def newer_checkpoint(model: ModelConfig) -> Path | None:
+    """The complete checkpoint that `model.path` stands for, if it is newer than all exported weights.
+
+    `model.path`: a run directory, or a checkpoint of one. None when it is anything else.
+    """
+    path = None if model.path is None else Path(model.path).expanduser().absolute()
+    if path is None or not path.is_dir() or (path / "config.json").is_file():
+        return None
+    complete = [place for place in (path, *step_dirs(path / "checkpoints").values()) if is_complete(place)]
+    newest = max(complete, key=read_step, default=None)
+    if newest is None or read_step(newest) <= max(_exported(path).values(), default=-1):
+        return None
+    return newest
+
+
+def _exported(run: Path) -> dict[Path, float]:
+    """Exported weights of a run (or of one checkpoint) by the step they are of."""
+    places = {run / "weights": _step_of(run / "weights")}
+    for step, directory in step_dirs(run / "checkpoints").items():
+        places[directory / "weights"] = step
+    return {place: step for place, step in places.items() if (place / "config.json").is_file()}
+
+
+def _step_of(weights: Path) -> float:
+    """Weights that do not tell their step were put there by hand: they count as the newest."""
+    file = weights / EXPORTED_STEP
+    return int(json.loads(file.read_text())["step"]) if file.is_file() else math.inf

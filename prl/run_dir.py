@@ -6,13 +6,13 @@
     metrics/<producer>.jsonl
     traces/                 stream.jsonl, index.jsonl, annotations.jsonl
     checkpoints/step_N/     trainer/, orchestrator/, COMPLETE (written last)
+    batches/step_N/         packed batches, with rollout.transport=filesystem
     broadcasts/step_N/      weights for the engines, COMPLETE.json (written last)
     STATUS.md
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_SECONDS = 0.05
+BIND_VAR = "PRL_BIND_ADDRESS"
+"""Set in the processes of a run that is spread over several machines: the address that the others reach."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def batches(self) -> Path:
+        return self.path / "batches"
+
+    @property
     def broadcasts(self) -> Path:
         return self.path / "broadcasts"
 
@@ -78,6 +84,8 @@ class RunDir:
 
     async def wait_for_address(self, role: str, seconds: float) -> str:
         """Address published by `role`. Raises TimeoutError after `seconds`."""
+        import asyncio  # a twentieth of a second that the launcher's answers need not wait for
+
         deadline = time.monotonic() + seconds
         while (address := self._address(role)) is None:
             if time.monotonic() > deadline:
@@ -87,6 +95,8 @@ class RunDir:
 
     def wait_for_address_blocking(self, role: str, seconds: float) -> str:
         """`wait_for_address` for processes without an event loop."""
+        import asyncio
+
         return asyncio.run(self.wait_for_address(role, seconds))
 
     def _address(self, role: str) -> str | None:
@@ -94,6 +104,11 @@ class RunDir:
             return str(json.loads(self.address_file(role).read_text())["address"])
         except FileNotFoundError:
             return None
+
+
+def bind_address(alone: str = "127.0.0.1") -> str:
+    """Address that this process's servers bind: `alone`, unless other machines must reach them."""
+    return os.environ.get(BIND_VAR, alone)
 
 
 def write_atomic(path: Path, text: str) -> None:

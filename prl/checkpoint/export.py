@@ -7,23 +7,34 @@ memory than one output file. Names are those of the live Hugging Face model, tie
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from prl.checkpoint.export_source import locate
 from prl.checkpoint.model_files import copy_model_files
 from prl.checkpoint.reader import CheckpointReader
+from prl.checkpoint.trainer_state import saved_adapter
+from prl.checkpoint.weight_source import (
+    AdapterWeights,
+    CheckpointWeights,
+    MergedWeights,
+    WeightSource,
+)
 from prl.config.schema import ExportConfig
-
-PREFIX = "model."
+from prl.sync.weight_files import ADAPTER_CONFIG, ADAPTER_FILE
+from prl.tracking.mlflow_models import note_export
+from prl.tracking.terminal import track
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,29 @@ def run(config: ExportConfig) -> int:
         source = locate(config.run, config.step)
         out = Path(config.out).expanduser().absolute() if config.out else source.step_dir / "weights"
         dtype = getattr(torch, config.dtype)
-        print(export(source.step_dir, out, dtype, config.shard_bytes, source.model, source.num_layers))
+        print(
+            export(
+                source.step_dir,
+                out,
+                dtype,
+                config.shard_bytes,
+                source.model,
+                source.num_layers,
+                merge=config.merge,
+            )
+        )
+        if told := note_export(run_of(config.run, source.step_dir), out, config.register):
+            print(told)
     except (ValueError, OSError, SafetensorError) as error:
         print(f"export: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def run_of(named: str, step_dir: Path) -> Path:
+    """The run directory that a checkpoint belongs to; `named` if that is one."""
+    path = Path(named).expanduser().absolute()
+    return path if (path / "configs").is_dir() else step_dir.parent.parent
 
 
 def export(
@@ -63,8 +92,13 @@ def export(
     shard_bytes: int,
     model_source: Path,
     num_layers: int | None = None,
+    *,
+    merge: bool = True,
 ) -> Exported:
     """Write the weights of checkpoint `step_dir` to the new directory `out`, floating point ones as `dtype`.
+
+    A checkpoint of adapters becomes whole weights, those of `model_source` with the adapters added, or with
+    `merge=False` an adapter directory of PEFT's, which names the model that it belongs to.
 
     `shard_bytes`: largest file, unless one tensor is larger. `model_source`: directory that config, tokenizer
     and chat template are copied from. `num_layers`: how many layers of that model were trained; None = all.
@@ -78,34 +112,55 @@ def export(
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
-    copy_model_files(model_source, temporary, dtype, num_layers)
-    num_files, num_bytes = write_weights(step_dir / "trainer", temporary, dtype, shard_bytes)
+    trainer = step_dir / "trainer"
+    reader, adapter = CheckpointReader(trainer), saved_adapter(trainer)
+    if adapter and not merge:
+        num_files, num_bytes = _write_adapter(AdapterWeights(reader), adapter, temporary, dtype, model_source)
+    else:
+        copy_model_files(model_source, temporary, dtype, num_layers)
+        config = json.loads((model_source / "config.json").read_text())
+        source: WeightSource = CheckpointWeights(reader, config)
+        if adapter:
+            source = MergedWeights(model_source, AdapterWeights(reader), adapter, num_layers)
+        num_files, num_bytes = write_weights(source, temporary, dtype, shard_bytes)
     temporary.rename(out)
     return Exported(out, num_files, num_bytes, time.perf_counter() - started)
 
 
-def write_weights(trainer: Path, out: Path, dtype: torch.dtype, shard_bytes: int) -> tuple[int, int]:
-    """Write the `model.*` tensors of a DCP directory as safetensors: (number of files, bytes of tensors)."""
-    reader = CheckpointReader(trainer)
+def write_weights(source: WeightSource, out: Path, dtype: torch.dtype, shard_bytes: int) -> tuple[int, int]:
+    """Write all tensors of `source` as safetensors: (number of files, bytes of tensors)."""
     dtypes = {
-        name: dtype if entry.properties.dtype.is_floating_point else entry.properties.dtype
-        for name, entry in reader.tensors.items()
-        if name.startswith(PREFIX)
+        name: dtype if spec.dtype.is_floating_point else spec.dtype for name, spec in source.specs.items()
     }
-    sizes = {name: reader.tensors[name].size.numel() * dtypes[name].itemsize for name in dtypes}
+    sizes = {name: math.prod(source.specs[name].shape) * dtypes[name].itemsize for name in dtypes}
     shards = list(plan_shards(sizes, shard_bytes))
     placed: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
+    for number, names in enumerate(track(shards, "exporting"), start=1):
         file = _file_name(number, len(shards))
-        tensors = {name: torch.empty(reader.tensors[name].size, dtype=dtypes[name]) for name in names}
-        reader.read_into(tensors)
-        bare = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-        save_file(bare, out / file, metadata={"format": "pt"})
-        placed |= dict.fromkeys(bare, file)
+        _save(source.read({name: dtypes[name] for name in names}), out / file)
+        placed |= dict.fromkeys(names, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return len(shards), sum(sizes.values())
+
+
+def _write_adapter(
+    source: AdapterWeights, adapter: dict[str, Any], out: Path, dtype: torch.dtype, model_source: Path
+) -> tuple[int, int]:
+    tensors = source.read(dict.fromkeys(source.specs, dtype))
+    _save(tensors, out / ADAPTER_FILE)
+    config = adapter | {"base_model_name_or_path": str(model_source)}
+    (out / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    return 1, sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    """safetensors makes files that only their owner may read; these get the permissions of any other file."""
+    file.touch()
+    mode = file.stat().st_mode
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(mode)
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:

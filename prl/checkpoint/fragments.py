@@ -90,6 +90,16 @@ class ZeroFragment(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ZeroFragment({tuple(self.shape)}, {self._start}:{self._start + self._run.numel()})"
 
+    @property
+    def run(self) -> Tensor:
+        """The elements that this process holds, 1-d."""
+        return self._run
+
+    @property
+    def start(self) -> int:
+        """Index of the first of them in the flattened tensor."""
+        return self._start
+
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
         properties = TensorProperties(dtype=self.dtype)
         return [
@@ -109,3 +119,10 @@ class ZeroFragment(Tensor):
             if box.offsets == tuple(index.offset or ()):
                 return self._run[box.start - self._start : box.stop - self._start].view(box.sizes)
         raise LookupError(f"this process holds no chunk {index}")
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy in host memory of a tensor, or of what a `ZeroFragment` holds."""
+    if isinstance(tensor, ZeroFragment):
+        return ZeroFragment(tensor.run.detach().to("cpu", copy=True), tensor.shape, tensor.start)
+    return tensor.detach().to("cpu", copy=True)

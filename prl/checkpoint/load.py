@@ -15,6 +15,7 @@ from prl.checkpoint.save import weights
 from prl.checkpoint.trainer_state import check_optimizer, read_state, restore_counters, restore_rng
 from prl.checkpoint.zero import Partition, base_optimizer, loading, partitions
 from prl.config.training import CkptConfig
+from prl.trainer.lora import adapter_config
 
 
 def load_trainer(engine: Any, path: Path, ckpt: CkptConfig) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def load_trainer(engine: Any, path: Path, ckpt: CkptConfig) -> dict[str, Any]:
     Raises ValueError if the checkpoint is of another model, optimizer or format.
     """
     state, reader = read_state(path), CheckpointReader(path)
+    check_adapter(path, adapter_config(engine.module), state.get("adapter"))
     with loading(engine):
         parts = partitions(engine)
         targets = weights(engine, parts)
@@ -41,6 +43,24 @@ def load_trainer(engine: Any, path: Path, ckpt: CkptConfig) -> dict[str, Any]:
         restore_counters(engine, state["counters"])
         restore_rng(path, dist.get_rank())
     return state["extra"]
+
+
+def check_adapter(path: Path, now: Mapping[str, Any] | None, saved: Mapping[str, Any] | None) -> None:
+    """Raises ValueError if only one side has adapters, or those of another shape or scale."""
+    keys = ("r", "lora_alpha", "target_modules")
+    ours, theirs = ({key: a[key] for key in keys} if a else None for a in (now, saved))
+    if ours != theirs:
+        raise ValueError(
+            f"{path} was saved with {_adapter_title(theirs)}, the run has {_adapter_title(ours)}: "
+            "resume with the same lora.rank, lora.alpha and lora.targets"
+        )
+
+
+def _adapter_title(adapter: Mapping[str, Any] | None) -> str:
+    if adapter is None:
+        return "no adapters (lora=none)"
+    targets = ",".join(adapter["target_modules"])
+    return f"adapters of rank {adapter['r']}, alpha {adapter['lora_alpha']:g} on {targets}"
 
 
 def check_model(path: Path, targets: Mapping[str, Tensor], reader: CheckpointReader) -> None:

@@ -11,6 +11,7 @@ from prl.checkpoint.marker import is_complete, is_marked, step_dir, step_dirs, u
 logger = logging.getLogger(__name__)
 
 ABANDONED = "abandoned"
+GIB = 2**30
 
 
 def complete_steps(checkpoints: Path) -> list[int]:
@@ -70,3 +71,16 @@ def set_aside(checkpoints: Path, after: int) -> list[int]:
         directory.rename(target)
         logger.warning("checkpoint of step %d is of an abandoned timeline: moved to %s", step, target)
     return list(later)
+
+
+def disk(path: Path) -> dict[str, float]:
+    """`system/ckpt_disk_*` of the volume that holds `path`, or will hold it."""
+    while not path.exists():
+        path = path.parent
+    usage = shutil.disk_usage(path)
+    return {
+        "system/ckpt_disk_free_gib": usage.free / GIB,
+        "system/ckpt_disk_used_gib": usage.used / GIB,
+        "system/ckpt_disk_total_gib": usage.total / GIB,
+        "system/ckpt_disk_free_ratio": usage.free / usage.total,
+    }

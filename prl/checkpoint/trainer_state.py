@@ -38,6 +38,11 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def saved_adapter(path: Path) -> dict[str, Any] | None:
+    """PEFT's config of the adapters in checkpoint `path`; None for whole weights or without a state file."""
+    return read_state(path).get("adapter") if (path / STATE_FILE).is_file() else None
+
+
 def counters(engine: Any) -> dict[str, int]:
     """DeepSpeed's step counters."""
     return {name: int(getattr(engine, name)) for name in _COUNTERS}
@@ -75,16 +80,20 @@ def _title(optimizer: dict[str, Any]) -> str:
     return f"{optimizer['class']} with {len(optimizer['groups'])} parameter groups"
 
 
-def write_rng(path: Path, rank: int) -> None:
-    """Write this rank's random number generators (Python, NumPy, torch CPU and device) to `path/rng`."""
+def random_state() -> dict[str, Any]:
+    """The random number generators of this process (Python, NumPy, torch CPU and device) as JSON."""
     name, keys, *rest = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
-    state = {
+    return {
         "python": [version, list(internal), gauss],
         "numpy": [name, keys.tolist(), *rest],
         "torch": _text(torch.get_rng_state()),
         "cuda": _text(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
     }
+
+
+def write_rng(path: Path, rank: int, state: dict[str, Any]) -> None:
+    """Write a `random_state` of this rank to `path/rng`."""
     write_atomic(_rng_file(path, rank), json.dumps(state))
 
 

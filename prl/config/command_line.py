@@ -40,7 +40,8 @@ class CommandLine:
 
     @property
     def multirun(self) -> bool:
-        return "--multirun" in self.flags
+        """A chosen sweep says so by itself."""
+        return "--multirun" in self.flags or any(word.startswith("sweep=") for word in self.overrides)
 
 
 def parse(words: Sequence[str], commands: Sequence[str]) -> CommandLine:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launchers.sweep import find_plugins
 from prl.config import checks, identity
-from prl.config.errors import NO_VALUE, ConfigErrors, Problem, suggest
+from prl.config.composition import choose, set_key
+from prl.config.errors import NO_VALUE, ConfigErrors, Problem, shell_word, suggest
 from prl.config.load import build
 from prl.config.overrides import OverrideReader, Settled
 from prl.config.schema import JOBS
-from prl.config.sources import EnvConfig
-from prl.config.store import conf_dir, register_job, register_schemas
+from prl.config.store import conf_dir, register_schemas
 from prl.config.validate import Validator
 
 if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 logger = logging.getLogger(__name__)
 
@@ -86,45 +91,65 @@ class Options:
 
     def compose(self) -> tuple[Settled, dict[str, Any] | None]:
         """(settled overrides with their problems, the composed plain tree or None)."""
-        from hydra.errors import HydraException
-        from omegaconf.errors import OmegaConfBaseException
+        settled, config = self.settle()
+        if config is None:
+            return settled, None
+        try:
+            return settled, plain(config)
+        except (OmegaConfBaseException, ValueError) as error:
+            settled.problems.append(_composition_problem(error))
+            return settled, None
 
-        settled = self.reader.settle(self.words)
+    def settle(self, sweeps: bool = False) -> tuple[Settled, DictConfig | None]:
+        """(settled overrides, what they make of the options, or None). With `sweeps`, of first values."""
+        settled = self.reader.settle(self.words, sweeps)
         settled.problems[:0] = self.problems
         try:
-            tree = self._tree(settled.lines)
-            self._drop_absent_environments(settled, tree)
+            config = choose(self.reader.loader, self.config_name, settled.first_choices)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             settled.problems.append(_composition_problem(error))
             return settled, None
-        return settled, tree
+        self.set_keys(settled, config)
+        return settled, config
 
-    def _tree(self, lines: list[str]) -> dict[str, Any]:
-        from hydra import compose
-        from omegaconf import OmegaConf
+    def set_keys(self, settled: Settled, config: DictConfig) -> None:
+        """Set the keys of `settled` in `config`; what cannot be set becomes a problem."""
+        chosen = list(config.get("env") or {})
+        own = {
+            override.key_or_group.split(".")[1] for override in settled.values if _adds_environment(override)
+        }
+        absent: set[str] = set()
+        for override in settled.values:
+            name = _environment_of(override.key_or_group) if "env" in config else None
+            if name is not None and not override.is_add() and name not in {*chosen, *own}:
+                if name not in absent:
+                    settled.problems.append(self._not_chosen(override, name, chosen))
+                absent.add(name)
+                continue
+            if (name := _not_evaluated(override, config)) is not None:
+                key, _, value = (override.input_line or "").partition("=")
+                remedy = f"Choose it: eval.env=[{','.join([*config['eval']['env'], name])}]."
+                settled.problems.append(Problem(key, value, "nothing is evaluated on it", remedy))
+                continue
+            try:
+                settled.note(override, set_key(config, override))
+            except HydraException as error:
+                settled.problems.append(_setting_problem(override, error))
 
-        config: Any = compose(self.config_name, overrides=lines)
-        tree = OmegaConf.to_container(config, resolve=True)
-        assert isinstance(tree, dict)
-        return {str(key): value for key, value in tree.items()}
+    def _not_chosen(self, override: Override, name: str, chosen: list[str]) -> Problem:
+        """A change to an environment that was not chosen would make a half-filled one."""
+        key, _, value = (override.input_line or "").lstrip("+~").partition("=")
+        own = f"Make your own by +env.{name}.id=<taskset>."
+        choose_it = f"Choose it by env=[{','.join([*chosen, name])}]."
+        remedy = choose_it if name in self.reader.options("env") else f"{suggest(name, chosen)} {own}"
+        return Problem(key, value, "this environment was not chosen", remedy)
 
-    def _drop_absent_environments(self, settled: Settled, tree: dict[str, Any]) -> None:
-        """Refuse changes to an environment that was not chosen; they would make a half-filled one."""
-        table = tree.get("env")
-        changed = {key.split(".")[1]: line for key, line in settled.changed.items() if key.startswith("env.")}
-        if not isinstance(table, dict) or all(_is_whole(table.get(name)) for name in changed):
-            return
-        lines = [line for line in settled.lines if line not in settled.changed.values()]
-        chosen = self._tree(lines).get("env") or {}
-        for name in sorted(set(changed) - set(chosen)):
-            word = changed[name].lstrip("+")
-            own = f"Make your own by +env.{name}.id=<taskset>."
-            choose = f"Choose it by env=[{','.join([*chosen, name])}]."
-            remedy = choose if name in self.reader.options("env") else f"{suggest(name, chosen)} {own}"
-            settled.problems.append(
-                Problem(*word.partition("=")[::2], "this environment was not chosen", remedy)
-            )
-            table.pop(name, None)
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A composed config as dicts and lists, interpolations resolved."""
+    tree = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
 
 
 @contextmanager
@@ -140,7 +165,7 @@ def open_options(
     from hydra.core.global_hydra import GlobalHydra
 
     register_schemas()
-    register_job(command)
+    find_plugins()
     directories = [Path(directory).expanduser().resolve() for directory in config_dirs]
     problems = [problem for directory in directories for problem in _check_directory(directory)]
     outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # a sweep is running around us
@@ -165,9 +190,24 @@ def _add_to_search_path(loader: ConfigLoaderImpl, directories: Sequence[Path]) -
     loader.repository.initialize_sources(loader.config_search_path)
 
 
-def _is_whole(node: Any) -> bool:
-    """Whether an environment has every key of its schema, as those from option files do."""
-    return isinstance(node, dict) and all(entry.name in node for entry in dataclasses.fields(EnvConfig))
+def _environment_of(key: str) -> str | None:
+    """`b` of the key `env.b.ratio`."""
+    parts = key.split(".")
+    return parts[1] if parts[0] == "env" and len(parts) > 1 else None
+
+
+def _not_evaluated(override: Override, config: DictConfig) -> str | None:
+    """`b` of a change to `eval.env.b`, if that was not chosen: it would be half-filled."""
+    parts = override.key_or_group.split(".")
+    if parts[:2] != ["eval", "env"] or len(parts) < 4 or override.is_add() or override.is_force_add():
+        return None
+    chosen = (config.get("eval") or {}).get("env")
+    return parts[2] if chosen is not None and parts[2] not in chosen else None
+
+
+def _adds_environment(override: Override) -> bool:
+    added = override.is_add() or override.is_force_add()
+    return added and _environment_of(override.key_or_group) is not None
 
 
 def _check_directory(directory: Path) -> list[Problem]:
@@ -198,10 +238,6 @@ def _follows(verdict: Problem, bad: set[str]) -> bool:
 def _composition_problem(error: Exception) -> Problem:
     """What Hydra or OmegaConf refused, without their inner terms."""
     cause = error.__cause__ or error
-    merging = re.match(r"Error merging override \+*(.*)", str(error))
-    if merging:
-        key, _, value = merging.group(1).partition("=")
-        return Problem(key, value, f"does not fit what is there ({_first_line(cause)})")
     if str(error):
         cause = error
     key = getattr(cause, "full_key", None) or "composition"
@@ -210,6 +246,18 @@ def _composition_problem(error: Exception) -> Problem:
     kept = " ".join(line for line in lines if not line.startswith(inner))
     reason = kept.removeprefix("KeyError raised while resolving interpolation: ")
     return Problem(str(key), NO_VALUE, reason.rstrip(".") or type(cause).__name__)
+
+
+def _setting_problem(override: Override, error: HydraException) -> Problem:
+    """A key that Hydra could not set or remove."""
+    word = override.input_line or ""
+    key, equals, value = word.lstrip("+~").partition("=")
+    if override.is_add() and error.__cause__ is None and "Could not append" in str(error):
+        remedy = f"Write {shell_word(word[1:])} to change it."
+        return Problem(key, value, "`+` adds a key, this one is there already", remedy)
+    if override.is_delete():
+        return Problem(key, value if equals else NO_VALUE, f"cannot be removed ({_first_line(error)})")
+    return Problem(key, value, f"does not fit what is there ({_first_line(error.__cause__ or error)})")
 
 
 def _first_line(error: BaseException) -> str:

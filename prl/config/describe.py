@@ -39,6 +39,7 @@ def _rl_rows(config: RlConfig) -> list[tuple[str, str]]:
             f"{rollout.batch_size} rollouts, groups of {_sizes(found)}, "
             f"at most {rollout.max_off_policy_steps} steps off policy, temperature {sampling.temperature:g}",
         ),
+        *([("eval", _evals(config))] if config.eval.env else []),
         ("processes", _processes(config)),
     ]
 
@@ -46,10 +47,28 @@ def _rl_rows(config: RlConfig) -> list[tuple[str, str]]:
 def _sft_rows(config: SftConfig) -> list[tuple[str, str]]:
     return [
         ("model", _model(config)),
-        ("data", f"{config.data.name}, {config.data.batch_size} samples a step"),
+        ("data", _data(config)),
+        ("validation", _validation(config)),
+        *([("evaluation", ", ".join(config.eval.env))] if config.eval.env else []),
         ("loss", "ce: cross-entropy"),
         ("processes", f"{_trainer(config)}"),
     ]
+
+
+def _data(config: SftConfig) -> str:
+    """`rows from chats.jsonl, 8 rows of 2048 tokens a step (cat)`."""
+    data = config.data
+    source = f"{data.name} from {data.path}" if hasattr(data, "path") else data.name
+    unit = {"cat": f"rows of {config.trainer.seq_len} tokens", "stack": "documents", "fit": "samples"}
+    return f"{source}, {data.batch_size} {unit[data.packing]} a step ({data.packing})"
+
+
+def _validation(config: SftConfig) -> str:
+    val = config.val
+    if val.data is None:
+        return "none"
+    start = "at the start, " if val.at_start else ""
+    return f"{val.data.name}, {start}every {val.interval} steps and at the end"
 
 
 def components(config: RlConfig) -> list[str]:
@@ -114,9 +133,17 @@ def _trainer(config: Any) -> str:
 
 def _processes(config: RlConfig) -> str:
     engine = getattr(config.inference, "base_url", None) or f"1 {config.inference.name} engine"
-    envs = len(config.env)
+    envs = len(config.env) + len(config.eval.env)
     servers = f"{envs} environment server{'s' * (envs != 1)}"
     return f"{engine}, {servers}, orchestrator, {_trainer(config)}; {config.cluster.name}"
+
+
+def _evals(config: Any) -> str:
+    """`reverse_text every 5 versions, each of one version`."""
+    shared = config.eval
+    found = [f"{name} every {env.interval or shared.interval}" for name, env in shared.env.items()]
+    start = "" if shared.skip_first_step else "at the start, "
+    return f"{', '.join(found)} versions, {start}at the end" + ("" if shared.pin_version else ", versions may mix")
 
 
 def _schedule(config: Any) -> str:

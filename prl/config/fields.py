@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field
+from functools import cache
 from typing import Any
+
+
+@cache
+def hints(schema: type) -> dict[str, Any]:
+    """Field -> type of a schema; reading annotations is slow and each schema is visited several times."""
+    return typing.get_type_hints(schema)
 
 
 def opt(

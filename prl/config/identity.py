@@ -23,10 +23,18 @@ def complete(command: str, config: Any) -> Any:
 
 
 def auto_name(command: str, config: Any) -> str:
-    """`<envs or data>--<model>--<8 hex>`, lower-case."""
-    source = config.data.name if command == "sft" else "+".join(config.env) or "no-env"
+    """`<envs, data or serve>--<model>--<8 hex>`, lower-case."""
+    if command == "inference":
+        source = "serve"
+    else:
+        source = _data_name(config.data) if command == "sft" else "+".join(config.env) or "no-env"
     model = config.model.name.rstrip("/").rpartition("/")[2]
     return f"{_slug(source)}--{_slug(model)}--{secrets.token_hex(4)}".lower()
+
+
+def _data_name(data: Any) -> str:
+    """What training data is called: the last part of the path of your own, else its name."""
+    return Path(data.path).stem if data.name == "rows" else str(data.name)
 
 
 def name_fault(name: str) -> str | None:
@@ -59,4 +67,6 @@ def _path_fields(command: str, config: Any) -> list[tuple[Any, str]]:
     if command == "export":
         return [(config, "run"), (config, "out")]
     common = [(config, "output_dir"), (config.model, "path"), (config.run, "resume")]
+    if command == "inference":
+        return common
     return [*common, (config, "checkpoints") if command == "eval" else (config.ckpt, "dir")]

@@ -1,12 +1,13 @@
 """Reads `key=value` words as Hydra does, finds every unreadable or unknown choice, and settles the rest.
 
 Hydra stops at the first mistake and lets numbers swallow text (`run.name=2024_01_01` becomes 20240101).
-Here every word is judged alone; values go on as `++key=value`, so that composition never stops at an
-unknown key: `prl.config.validate` then names them all.
+Here every word is judged alone; `prl.config.composition` then sets one key after the other, unknown ones too:
+`prl.config.validate` names them all.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
     from hydra.core.override_parser.types import Override
 
-OPTIONAL_GROUPS = ("experiment", "debug")
+EVAL_CHOICE = re.compile(r"\+{0,2}eval\.env=\[([\w\s,-]*)\]")
+
+ENV_CHOICE = re.compile(r"\+{0,2}env\.([\w-]+)\.(algo|curriculum)=([\w,-]+)")
+
+OPTIONAL_GROUPS = ("experiment", "debug", "sweep")
 """Groups of which a run may have none."""
 
 
@@ -28,14 +33,35 @@ OPTIONAL_GROUPS = ("experiment", "debug")
 class Settled:
     """Overrides as Hydra takes them, the text of scalars as typed, and what was wrong.
 
-    `changed` are the keys that the user took for existing ones (set without `+`), with their line.
+    `choices` are the words that choose options, in a sweep `first_choices` those of its first element;
+    `values` set or remove keys.
     """
 
-    lines: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
+    first_choices: list[str] = field(default_factory=list)
+    values: list[Override] = field(default_factory=list)
     as_typed: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     bad_groups: set[str] = field(default_factory=set)
-    changed: dict[str, str] = field(default_factory=dict)
+    needs_force: set[int] = field(default_factory=set)
+
+    def choose(self, line: str, first: str | None = None) -> None:
+        self.choices.append(line)
+        self.first_choices.append(line if first is None else first)
+
+    def note(self, override: Override, as_it_stands: bool) -> None:
+        """Remember a word that Hydra would only take with `++`."""
+        if not as_it_stands:
+            self.needs_force.add(id(override))
+
+    @property
+    def lines(self) -> list[str]:
+        """All words, such as Hydra's application takes them: as typed where it does."""
+        return [*self.choices, *map(self._word, self.values)]
+
+    def _word(self, override: Override) -> str:
+        word = override.input_line or ""
+        return "++" + word.lstrip("+") if id(override) in self.needs_force else word
 
 
 class OverrideReader:
@@ -69,14 +95,14 @@ class OverrideReader:
         from hydra.errors import HydraException
 
         settled = Settled()
-        for word in words:
+        for word in [part for typed in words for part in self._spelled_out(typed)]:
             try:
                 override = self.parser.parse_override(word)
             except HydraException as error:
                 settled.problems.append(self._unreadable(word, str(error)))
                 continue
             if override.is_hydra_override():
-                settled.lines.append(word)
+                settled.choose(word)
             elif override.is_sweep_override() and not sweeps:
                 settled.problems.append(_several_values(override))
             elif not isinstance(override._value, dict) and self.options(override.key_or_group):
@@ -85,39 +111,57 @@ class OverrideReader:
                 self._settle_value(override, settled)
         return settled
 
+    def _spelled_out(self, word: str) -> list[str]:
+        """`env.a.algo=opd` as Hydra's choice of an option for a place: `+algo@env.a.algo=opd`."""
+        match = ENV_CHOICE.fullmatch(word)
+        if match and match[3] != "null":
+            return [f"+{match[2]}@env.{match[1]}.{match[2]}={match[3]}"]
+        return self._chosen_to_evaluate(word)
+
+    def _chosen_to_evaluate(self, word: str) -> list[str]:
+        """`eval.env=[a,b]` as Hydra's choices: the options of `env` fill `eval.env.a` and `eval.env.b`."""
+        match = EVAL_CHOICE.fullmatch(word)
+        if match is None or not self.options("env"):
+            return [word]
+        names = [name.strip() for name in match[1].split(",") if name.strip()]
+        return [f"+env@eval.env.{name}={name}" for name in names]
+
     def _settle_value(self, override: Override, settled: Settled) -> None:
         key, word = override.key_or_group, override.input_line or ""
         if override.package is not None:
             groups = set(self.loader.list_groups("")) - {"hydra", "schema", "recipe"}
             settled.problems.append(Problem(key, NO_VALUE, "no such group", suggest(key, groups)))
             return
-        settled.as_typed.pop(key, None)
-        if override.is_delete():
-            settled.lines.append(word)
+        if override.is_delete() and _is_schema_key(key):
+            reason = "every run has this key, so it cannot be removed"
+            settled.problems.append(Problem(key, NO_VALUE, reason, f"Set it: {key}=..., or {key}=null."))
             return
-        settled.lines.append("++" + word.lstrip("+"))
-        if not override.is_add() and not override.is_force_add():
-            settled.changed[key] = settled.lines[-1]
+        settled.as_typed.pop(key, None)
+        settled.values.append(override)
         if isinstance(override.value(), bool | int | float):
             settled.as_typed[key] = word.split("=", 1)[1].strip()
 
     def _settle_choice(self, override: Override, settled: Settled) -> None:
         group = override.key_or_group
         if override.is_delete():
-            settled.lines.append(override.input_line or "")
+            settled.choose(override.input_line or "")
             return
         if override.value() is None:
             if group not in OPTIONAL_GROUPS:
                 settled.problems.append(_no_choice(group, self.options(group)))
             return
         if override.value_type is not None and "GLOB" in override.value_type.name:
-            settled.lines.append(override.input_line or "")
+            first = next(iter(_values(override)), None)
+            settled.choose(
+                override.input_line or "", None if first is None else f"{_target(override)}={first}"
+            )
             return
         texts = [self._names(group, value, settled) for value in _values(override)]
         kept = [text for text in texts if text]
         if kept:
             plus = "+" if override.is_add() and group not in OPTIONAL_GROUPS else ""
-            settled.lines.append(f"{plus}{_target(override)}={','.join(kept)}")
+            target = f"{plus}{_target(override)}="
+            settled.choose(target + ",".join(kept), target + kept[0])
 
     def _names(self, group: str, value: Any, settled: Settled) -> str:
         """One choice in Hydra's grammar: a name or a list of names (`zero=1` chooses the name "1")."""
@@ -155,6 +199,16 @@ class OverrideReader:
         if readable:
             return Problem(key, value, "Hydra cannot read this unquoted", f"Write {shell_word(word_quoted)}.")
         return Problem(word, NO_VALUE, message.splitlines()[0], "A key is letters, digits, `_`, `.` and `/`.")
+
+
+def _is_schema_key(key: str) -> bool:
+    """Whether a schema has `key`, so that its default would silently take the place of a removed value."""
+    from prl.config.validate import leaf_paths
+
+    parts = key.split(".")
+    if parts[0] == "env" and len(parts) > 2:
+        parts[1] = "<name>"
+    return ".".join(parts) in leaf_paths()
 
 
 def _values(override: Override) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from prl.config.fields import hints
 from prl.config.options import headline, split_audience
 from prl.config.schema import GROUPS, JOBS
 from prl.config.store import conf_dir
@@ -93,9 +94,9 @@ def option_fields(group: str) -> dict[str, list[Field]]:
 
 
 def _fields(schema: type, path: str) -> Iterator[Field]:
-    hints = typing.get_type_hints(schema)
+    types_of = hints(schema)
     for entry in dataclasses.fields(schema):
-        where, hint = f"{path}.{entry.name}" if path else entry.name, hints[entry.name]
+        where, hint = f"{path}.{entry.name}" if path else entry.name, types_of[entry.name]
         if (path == "" and entry.name in GROUPS) or (entry.name == "name" and path in GROUPS):
             continue
         nested = _nested(hint)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from prl.config import rules_rl, rules_training
+from prl.config import rules_monitor, rules_rl, rules_training
 from prl.config.errors import Problem, suggest
 from prl.config.schema import EvalConfig
 from prl.config.serving import ExternalConfig
@@ -136,6 +136,7 @@ RULES: list[Callable[[Any], Iterator[Problem]]] = [
     completions_leave_room,
     steps_are_checkpoints,
     rules_training.tracking_store_is_safe,
+    *rules_monitor.RULES,
     rules_training.run_has_a_place,
     resume_is_by_name,
 ]

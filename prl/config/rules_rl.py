@@ -82,12 +82,27 @@ def batches_hold_whole_groups(config: RlConfig) -> Iterator[Problem]:
 
 
 def groups_fit_in_flight(config: RlConfig) -> Iterator[Problem]:
-    limit = config.rollout.max_inflight
-    for source in sources(config):
-        if limit is not None and limit < source.group_size:
-            reason = f"fewer than one group of env.{source.env} ({source.group_path} = {source.group_size})"
-            remedy = f"Set at least {source.group_size}."
-            yield Problem("rollout.max_inflight", limit, reason, remedy, (source.group_path,))
+    rollout = config.rollout
+    for key in ("max_inflight", "initial_inflight"):
+        limit = getattr(rollout, key)
+        for source in sources(config):
+            if limit is not None and limit < source.group_size:
+                reason = (
+                    f"fewer than one group of env.{source.env} ({source.group_path} = {source.group_size})"
+                )
+                remedy = f"Set at least {source.group_size}."
+                yield Problem(f"rollout.{key}", limit, reason, remedy, (source.group_path,))
+
+
+def bounds_in_flight_are_ordered(config: RlConfig) -> Iterator[Problem]:
+    rollout = config.rollout
+    if rollout.max_inflight is None:
+        return
+    for key in ("min_inflight", "initial_inflight"):
+        value = getattr(rollout, key)
+        if value is not None and value > rollout.max_inflight:
+            reason = f"above rollout.max_inflight = {rollout.max_inflight}"
+            yield Problem(f"rollout.{key}", value, reason, "", ("rollout.max_inflight",))
 
 
 def groups_have_peers(config: RlConfig) -> Iterator[Problem]:

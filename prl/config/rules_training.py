@@ -16,8 +16,10 @@ Training = RlConfig | SftConfig
 
 
 def model_is_there(config: Training) -> Iterator[Problem]:
-    from prl.model_path import resolve_model_path
+    from prl.model_path import newer_checkpoint, resolve_model_path
 
+    if isinstance(config, RlConfig | SftConfig) and newer_checkpoint(config.model):
+        return
     try:
         resolve_model_path(config.model)
     except ValueError as error:
@@ -93,6 +95,29 @@ def zero_stage_allows(config: Training) -> Iterator[Problem]:
         yield Problem(
             "zero.hpz_partition_size", zero.hpz_partition_size, reason, "", ("cluster.train_ranks",)
         )
+
+
+def activations_fit(config: Training) -> Iterator[Problem]:
+    trainer = config.trainer
+    if trainer.offload_activations and trainer.recompute == "none":
+        reason = "nothing is computed again, so there is nothing to start from"
+        remedy = "Set trainer.recompute=full or selective."
+        yield Problem("trainer.offload_activations", True, reason, remedy, ("trainer.recompute",))
+    elif trainer.offload_activations and trainer.compile:
+        reason = "compiled layers would fall apart at every tensor that moves"
+        yield Problem(
+            "trainer.offload_activations", True, reason, "Set trainer.compile=false.", ("trainer.compile",)
+        )
+
+
+def adapters_have_targets(config: Training) -> Iterator[Problem]:
+    if config.lora.rank and not config.lora.targets:
+        yield Problem("lora.targets", [], "no layer would get an adapter", "Name some, or choose lora=none.")
+    saves = config.ckpt.at_end or config.ckpt.interval is not None
+    if config.lora.rank and config.model.random_init and saves:
+        reason = "checkpoints hold the adapters alone, and random weights beneath them would be lost"
+        remedy = "Choose ckpt=none or lora=none."
+        yield Problem("model.random_init", True, reason, remedy, ("lora.rank",))
 
 
 def betas_are_two(config: Training) -> Iterator[Problem]:

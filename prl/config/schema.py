@@ -8,8 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from prl.config import algo, curriculum, loss, serving, sources, training
+from prl.config import algo, cluster, curriculum, evals, loss, serving, sources, training
+from prl.config.env_vars import EnvVarsConfig
 from prl.config.fields import opt
+from prl.config.sft import (
+    FakeDataConfig,
+    RowsDataConfig,
+    SftExportConfig,
+    ValConfig,
+    WarmStartDataConfig,
+)
 
 
 @dataclass
@@ -44,7 +52,26 @@ class RolloutConfig:
     batch_size: int = opt(128, "Rollouts per training step.", ge=1)
     group_size: int = opt(8, "Rollouts per task.", ge=1)
     max_off_policy_steps: int = opt(8, "Oldest policy version trained on, in steps behind the batch.", ge=0)
-    max_inflight: int | None = opt(None, "Rollouts in flight at most; null = `batch_size`.", ge=1)
+    max_inflight: int | None = opt(
+        None,
+        "Rollouts in flight at most; null = what the engines' memory holds, if they tell, else `batch_size`.",
+        ge=1,
+    )
+    min_inflight: int = opt(1, "Rollouts in flight at least, however loaded the engines are.", ge=1)
+    initial_inflight: int | None = opt(
+        None, "Rollouts in flight at first; null = what the engines' memory holds, else `batch_size`.", ge=1
+    )
+    tasks_per_minute: float | None = opt(None, "Tasks (groups) started per minute at most.", gt=0)
+    max_fruitless_batches: int | None = opt(
+        10,
+        "End the run after so many batches' worth of finished rollouts without credit; null = never.",
+        ge=1,
+    )
+    transport: str = opt(
+        "zmq",
+        "How batches reach the trainer: a socket, or files in the run directory.",
+        choices=("zmq", "filesystem"),
+    )
     constant_batch_size: bool = opt(
         True, "Refill a batch that lost rollouts without credit; false = shrink it."
     )
@@ -73,9 +100,11 @@ class RlConfig:
     env: dict[str, sources.EnvConfig] = opt(factory=dict, doc="Environments by name.")
     curriculum: Any = opt(doc="Which task comes next.")
     rollout: RolloutConfig = opt(factory=RolloutConfig, doc="How rollouts become batches.")
+    eval: evals.OnlineEvalConfig = opt(factory=evals.OnlineEvalConfig, doc="Evaluations while training.")
     optim: Any = opt(doc="Optimizer.")
     scheduler: Any = opt(doc="Learning-rate schedule.")
     zero: training.ZeroConfig = opt(factory=training.ZeroConfig, doc="DeepSpeed ZeRO.")
+    lora: training.LoraConfig = opt(factory=training.LoraConfig, doc="Low-rank adapters.")
     trainer: training.TrainerConfig = opt(factory=training.TrainerConfig, doc="The training step.")
     inference: Any = opt(doc="Which engine samples.")
     sync: serving.SyncConfig = opt(factory=serving.SyncConfig, doc="How weights reach the engines.")
@@ -85,6 +114,7 @@ class RlConfig:
     monitor: serving.MonitorConfig = opt(factory=serving.MonitorConfig, doc="Health from outside.")
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
+    env_vars: EnvVarsConfig = opt(factory=EnvVarsConfig, doc="Environment variables.")
     max_steps: int | None = opt(30, "Last step (absolute, also on resume); null = forever.", ge=1)
     seed: int = opt(0, "Seed of initialisation, tasks and sampling.", ge=0)
     output_dir: str = opt("outputs", "Parent of all runs.")
@@ -92,38 +122,28 @@ class RlConfig:
 
 
 @dataclass
-class SftDataConfig:
-    """Training data of `prl sft`."""
-
-    name: str = opt(doc="Which data.")
-    batch_size: int = opt(32, "Samples per step.", ge=1)
-
-
-@dataclass
-class WarmStartDataConfig(SftDataConfig):
-    """Generated answers to the tiny model's tasks, most of them without the format that RL then teaches."""
-
-    name: str = "warm_start"
-    format_share: float = opt(0.3, "Share of the answers that carry the format.", ge=0, le=1)
-    arithmetic_share: float = opt(0.15, "Share of sums among the tasks.", ge=0, le=1)
-
-
-@dataclass
 class SftConfig:
     """`prl sft`: supervised fine-tuning on the trainer of `prl rl`."""
 
     data: Any = opt(doc="Training data.")
+    val: ValConfig = opt(factory=ValConfig, doc="Validation.")
+    eval: evals.OnlineEvalConfig = opt(factory=evals.OnlineEvalConfig, doc="Evaluations while training.")
+    inference: Any = opt(doc="Which engine samples for evaluations; none is started without `eval.env`.")
+    sync: serving.SyncConfig = opt(factory=serving.SyncConfig, doc="How weights reach that engine.")
     model: training.ModelConfig = opt(factory=training.ModelConfig, doc="The model.")
     optim: Any = opt(doc="Optimizer.")
     scheduler: Any = opt(doc="Learning-rate schedule.")
     zero: training.ZeroConfig = opt(factory=training.ZeroConfig, doc="DeepSpeed ZeRO.")
+    lora: training.LoraConfig = opt(factory=training.LoraConfig, doc="Low-rank adapters.")
     trainer: training.TrainerConfig = opt(factory=training.TrainerConfig, doc="The training step.")
     cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
     ckpt: training.CkptConfig = opt(factory=training.CkptConfig, doc="Checkpoints.")
     tracking: Any = opt(doc="Where metrics go.")
     monitor: serving.MonitorConfig = opt(factory=serving.MonitorConfig, doc="Health from outside.")
+    export: SftExportConfig = opt(factory=SftExportConfig, doc="The result as a model directory.")
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
+    env_vars: EnvVarsConfig = opt(factory=EnvVarsConfig, doc="Environment variables.")
     max_steps: int | None = opt(250, "Last step (absolute, also on resume).", ge=1)
     seed: int = opt(0, "Seed of initialisation and data order.", ge=0)
     output_dir: str = opt("outputs", "Parent of all runs.")
@@ -194,6 +214,7 @@ class EvalConfig:
     monitor: serving.MonitorConfig = opt(factory=serving.MonitorConfig, doc="Health from outside.")
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
+    env_vars: EnvVarsConfig = opt(factory=EnvVarsConfig, doc="Environment variables.")
     seed: int = opt(0, "Seed of tasks, sampling and bootstrap.", ge=0)
     output_dir: str = opt("outputs", "Parent of all runs.")
     dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
@@ -208,9 +229,42 @@ class ExportConfig:
     out: str | None = opt(None, "Where to write; null = `weights/` in the checkpoint.")
     dtype: str = opt("float32", "Type of the exported weights.", choices=("float32", "bfloat16", "float16"))
     shard_bytes: int = opt(5_000_000_000, "Largest file, bytes.", ge=1)
+    merge: bool = opt(True, "Adapters: write whole weights with them merged in; false = the adapter alone.")
+    register: str | None = opt(
+        None, "Registered model of the run's MLflow store that gets the weights as a version; null = none."
+    )
+    cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where it runs.")
+    dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
 
 
-JOBS: dict[str, type] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig, "export": ExportConfig}
+@dataclass
+class InferenceJobConfig:
+    """`prl inference`: a model behind the routes that training and evaluation use."""
+
+    model: training.ModelConfig = opt(factory=training.ModelConfig, doc="The model.")
+    inference: Any = opt(doc="Which engine serves it.")
+    dtype: str = opt(
+        "auto",
+        "Type of the weights; auto = bfloat16 on GPUs, float32 on CPUs.",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    sync: serving.SyncConfig = opt(factory=serving.SyncConfig, doc="How weights reach the engines.")
+    cluster: serving.ClusterConfig = opt(factory=serving.ClusterConfig, doc="Where processes run.")
+    run: RunConfig = opt(factory=RunConfig, doc="Identity of the server's directory.")
+    log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
+    env_vars: EnvVarsConfig = opt(factory=EnvVarsConfig, doc="Environment variables.")
+    seed: int = opt(0, "Seed of sampling.", ge=0)
+    output_dir: str = opt("outputs", "Parent of all runs.")
+    dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
+
+
+JOBS: dict[str, type] = {
+    "rl": RlConfig,
+    "sft": SftConfig,
+    "eval": EvalConfig,
+    "export": ExportConfig,
+    "inference": InferenceJobConfig,
+}
 
 GROUPS: dict[str, dict[str, type]] = {
     "algo": {
@@ -241,11 +295,22 @@ GROUPS: dict[str, dict[str, type]] = {
         "linear": training.LinearConfig,
         "cosine": training.CosineConfig,
     },
-    "inference": {"embedded": serving.EmbeddedConfig, "external": serving.ExternalConfig},
-    "sync": {"filesystem": serving.SyncConfig},
-    "cluster": {"local": serving.ClusterConfig},
+    "inference": {
+        "embedded": serving.EmbeddedConfig,
+        "vllm": serving.VllmConfig,
+        "external": serving.ExternalConfig,
+    },
+    "sync": {"filesystem": serving.SyncConfig, "collective": serving.CollectiveConfig},
+    "cluster": {"local": serving.ClusterConfig, "slurm": cluster.SlurmConfig},
     "tracking": {"none": serving.TrackingConfig, "mlflow": serving.MlflowConfig},
-    "data": {"warm_start": WarmStartDataConfig},
+    "data": {
+        "warm_start": WarmStartDataConfig,
+        "rows": RowsDataConfig,
+        "reverse_text": RowsDataConfig,
+        "instructions": RowsDataConfig,
+        "tool_calls": RowsDataConfig,
+        "fake": FakeDataConfig,
+    },
     "curriculum": {
         "standard": curriculum.StandardConfig,
         "difficulty_pool": curriculum.DifficultyPoolConfig,

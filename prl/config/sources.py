@@ -68,4 +68,8 @@ class EnvConfig:
     curriculum: Any = opt(None, "Which of its tasks comes next; null = the run's.")
     min_abs_advantage: float = opt(0.0, "Tokens with |advantage| up to this earn no credit.", ge=0)
     workers: int = opt(1, "Worker processes of the environment server.", ge=1)
+    elastic: bool = opt(False, "Start with one worker and add others as the load asks, up to `workers`.")
+    multiplex: int = opt(128, "Rollouts that one worker of an elastic server should carry.", ge=1)
+    restarts: int = opt(2, "Times that a dead environment server is started again; then the run ends.", ge=0)
+    env_vars: dict[str, str] = opt(factory=dict, doc="Environment variables of its server.")
     timeout: float = opt(300.0, "Seconds one episode may take.", gt=0)

@@ -24,37 +24,55 @@ def conf_dir() -> Path:
 
 @cache
 def register_schemas() -> None:
-    """Give Hydra the defaults of every option's schema, and the resolver that names a sweep.
+    """Give Hydra the defaults of every schema, and the resolver that names a sweep.
 
     They go in as plain trees: Hydra refuses unknown keys, and types are judged by `prl.config.validate`
     after composition, which finds all mistakes instead of the first.
     """
-    from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    store = ConfigStore.instance()
     for group, options in GROUPS.items():
         for name, schema in options.items():
-            store.store(group=f"schema/{group}", name=name, node=defaults_of(schema))
-    store.store(group="schema", name="env", node=defaults_of(EnvConfig))
-    OmegaConf.register_new_resolver("sweep_id", sweep_id)
+            _store(f"schema/{group}", name, schema)
+    _store("schema", "env", EnvConfig)
+    for command, schema in JOBS.items():
+        _store("schema", command, schema, "_global_")
+    OmegaConf.register_new_resolver("sweep_id", sweep_id, replace=True)
 
 
-@cache
-def register_job(command: str) -> None:
-    """Give Hydra the schema of one command; each is large, and Hydra copies all that it was given."""
-    from hydra.core.config_store import ConfigStore
+def _store(group: str, name: str, schema: type, package: str | None = None) -> None:
+    """`ConfigStore.store` makes a tree of every schema at once; a run needs a dozen of them."""
+    from hydra.core.config_store import ConfigNode, ConfigStore
 
-    node = defaults_of(JOBS[command])
-    ConfigStore.instance().store(group="schema", name=command, node=node, package="_global_")
+    table = ConfigStore.instance().repo
+    for part in group.split("/"):
+        table = table.setdefault(part, {})
+    node: Any = Defaults(schema)
+    table[f"{name}.yaml"] = ConfigNode(f"{name}.yaml", node, group, package, "prl")
+
+
+class Defaults:
+    """Stands for the tree of a schema's defaults until Hydra copies it, as it does before it reads one."""
+
+    def __init__(self, schema: type) -> None:
+        self.schema = schema
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        from omegaconf import OmegaConf
+
+        return OmegaConf.create(defaults_of(self.schema))
 
 
 def defaults_of(schema: type) -> dict[str, Any]:
     """Tree of a schema's defaults. A table that users replace as a whole starts as null."""
-    tree = dataclasses.asdict(schema())
+    made = schema()
+    tree = dataclasses.asdict(made)
     for field in dataclasses.fields(schema):
+        value = getattr(made, field.name)
         if field.metadata.get("replaced"):
             tree[field.name] = None
+        elif dataclasses.is_dataclass(value):
+            tree[field.name] = defaults_of(type(value))
     return tree
 
 

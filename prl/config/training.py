@@ -108,6 +108,24 @@ class ZeroConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Low-rank adapters: W + alpha / rank * B A, only A and B are trained."""
+
+    rank: int = opt(0, "Rank of the adapters; 0 = none, every weight is trained.", ge=0)
+    alpha: float = opt(32.0, "Scale of an adapter times its rank.", gt=0)
+    dropout: float = opt(0.0, "Dropout in front of the adapters.", ge=0, lt=1)
+    targets: list[str] = opt(
+        factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        doc="Names of the linear layers that get one; those that the model lacks are ignored.",
+    )
+    publish: str = opt(
+        "merged",
+        "What engines get: whole weights with the adapters in them, or the adapters alone (PEFT's format).",
+        choices=("merged", "adapter"),
+    )
+
+
+@dataclass
 class TrainerConfig:
     """The training step."""
 
@@ -119,7 +137,14 @@ class TrainerConfig:
         "Compute type; auto = bfloat16 on GPUs, float32 on CPUs.",
         choices=("auto", "float32", "bfloat16"),
     )
-    recompute: str = opt("none", "Activation recomputation.", choices=("none", "full"))
+    recompute: str = opt(
+        "none",
+        "Computed again in backward: nothing, the feed-forward parts (keeps attention), or whole layers.",
+        choices=("none", "selective", "full"),
+    )
+    offload_activations: bool = opt(
+        False, "Keep what recomputation starts from in host memory (needs `recompute`)."
+    )
     compile: bool = opt(False, "torch.compile each layer.")
     threads: int = opt(1, "CPU threads of each trainer rank.", ge=1)
     gc_interval: int = opt(50, "Collect garbage every so many steps, and only then.", ge=1)
@@ -135,6 +160,7 @@ class CkptConfig:
     keep_last: int | None = opt(None, "Keep the newest so many; null = all.", ge=1)
     keep_interval: int | None = opt(None, "Also keep multiples of this step.", ge=1)
     dir: str | None = opt(None, "Where checkpoints go; null = `checkpoints/` of the run directory.")
+    async_save: bool = opt(False, "Write from a copy in host memory while training goes on.")
     skip_optimizer: bool = opt(False, "On resume, start with a fresh optimizer.")
     skip_scheduler: bool = opt(False, "On resume, start the schedule anew.")
     skip_progress: bool = opt(False, "On resume, forget counters and the position in the tasks.")

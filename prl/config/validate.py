@@ -12,6 +12,7 @@ from typing import Any
 
 from prl.config import algo
 from prl.config.errors import NO_VALUE, Problem, nearest, suggest
+from prl.config.fields import hints
 from prl.config.schema import GROUPS
 
 MISSING = "???"
@@ -34,7 +35,7 @@ class Validator:
 
     def node(self, schema: type, tree: dict[str, Any], path: str) -> dict[str, Any]:
         """`tree` with values of the schema's types; refused values are left out (their default stands in)."""
-        hints = typing.get_type_hints(schema)
+        types_of = hints(schema)
         fields = {entry.name: entry for entry in dataclasses.fields(schema)}
         for key in tree:
             if key not in fields:
@@ -42,7 +43,7 @@ class Validator:
         clean = {}
         for name, entry in fields.items():
             try:
-                value = self._entry(entry, hints[name], tree.get(name, MISSING), _join(path, name))
+                value = self._entry(entry, types_of[name], tree.get(name, MISSING), _join(path, name))
             except Bad:
                 value = MISSING
             if value is not MISSING:
@@ -106,10 +107,8 @@ class Validator:
             return None
         options = GROUPS[entry.name]
         if not isinstance(value, dict):
-            example = f"+{entry.name}@{path}=<option>" if "." in path else f"{entry.name}=<option>"
-            self._refuse(
-                path, value, "an option is chosen differently", f"Write {example}; {_valid(options)}"
-            )
+            reason = "an option of a group is chosen on the command line or in `defaults`, or is a table"
+            self._refuse(path, value, reason, f"Write {path}=<option>; {_valid(options)}")
         name = value.get("name", MISSING)
         if name == MISSING or name is None:
             self._refuse(f"{path}.name", NO_VALUE, "missing", _valid(options).capitalize())
@@ -214,7 +213,7 @@ def leaf_paths() -> Iterator[str]:
 
 
 def _paths_of(schema: type, path: str) -> Iterator[str]:
-    for name, hint in typing.get_type_hints(schema).items():
+    for name, hint in hints(schema).items():
         for kind in (hint, *typing.get_args(hint)):
             if dataclasses.is_dataclass(kind):
                 inner = f"{name}.<name>" if typing.get_origin(hint) is dict else name

@@ -17,6 +17,7 @@ from prl.model_path import resolve_model_path
 
 OWN = {
     "role-token": "prl.env.role_token_renderer.RoleTokenRenderer",
+    "role-token-tools": "prl.env.tool_renderer.RoleTokenToolsRenderer",
     "chatml": "prl.env.chatml_renderer.ChatMLRenderer",
 }
 """Renderers that prl adds to the families of `renderers`, by import path."""

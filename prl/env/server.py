@@ -15,6 +15,7 @@ import time
 from typing import Any, NoReturn
 
 from prl.config.schema import EvalConfig, RlConfig
+from prl.config.sources import EnvConfig
 from prl.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -38,15 +39,16 @@ def main(config: RlConfig | EvalConfig, run: RunDir, role: str) -> None:
 
     gc.enable()
     name = role.removeprefix("env/")
-    env = config.env[name]
-    environment = environment_config(name, env, config.seed)
-    model = config.model if isinstance(config, RlConfig) else None
+    env, seed = served_environment(config, name)
+    environment = environment_config(name.removeprefix("eval/"), env, seed)
+    model = config.model if isinstance(config, RlConfig) and not name.startswith("eval/") else None
     watch = _WorkerWatch(env.workers)
     setup = functools.partial(prepare, environment.taskset.id, model, config.log.level, env.workers)
     with contextlib.suppress(KeyboardInterrupt):  # how `serve_env` says SIGTERM while it still starts up
         serve_env(
             max_workers=env.workers,
-            elastic=False,
+            elastic=env.elastic,
+            multiplex=env.multiplex,
             address="tcp://127.0.0.1:0",
             address_queue=_Publication(run, role),
             config_data=env_config_data(environment),
@@ -54,6 +56,18 @@ def main(config: RlConfig | EvalConfig, run: RunDir, role: str) -> None:
         )
     if watch.dead:
         sys.exit(f"env/{name}: a worker died: {watch.dead}")
+
+
+def served_environment(config: Any, name: str) -> tuple[EnvConfig, int]:
+    """(`env.<name>`, or `eval.env.<x>` for the name `eval/<x>`, the seed of its tasks)."""
+    if name.startswith("eval/"):
+        return config.eval.env[name.removeprefix("eval/")], eval_seed(config)
+    return config.env[name], config.seed
+
+
+def eval_seed(config: Any) -> int:
+    """Seed of the tasks of evaluations while training: not the one that training draws from."""
+    return config.seed + 1 if config.eval.seed is None else config.eval.seed
 
 
 class _Publication:

@@ -5,10 +5,12 @@ The client owns the tasks; the environment server, another process, runs the rol
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,13 @@ from prl.model_path import resolve_model_path
 from prl.records import Episode, TraceError
 
 __all__ = ["EnvServerDied", "EnvSource", "Task"]
+
+log = logging.getLogger(__name__)
+
+MOST_BUILT = 256
+"""Requests' settings kept: each policy version has sampling settings of its own (the cache salt)."""
+
+Successor = Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +53,20 @@ class EnvSource:
     """
 
     def __init__(
-        self, name: str, config: EnvConfig, run_config: RlConfig | EvalConfig, evaluation: bool = False
+        self,
+        name: str,
+        config: EnvConfig,
+        run_config: RlConfig | EvalConfig,
+        evaluation: bool = False,
+        seed: int | None = None,
     ) -> None:
+        """`seed` makes generated tasks; None = the run's."""
         self.name = name
         self.timeout = config.timeout
         self._client: EnvServerClient | None = None
-        environment = environment_config(name, config, run_config.seed)
+        self._successor: Successor | None = None
+        self._reviving: asyncio.Task[None] | None = None
+        environment = environment_config(name, config, run_config.seed if seed is None else seed)
         taskset = _selected(name, vf.load_taskset(environment.taskset), config.select)
         self.endless = not taskset.bounded
         self.tasks: Sequence[Task] | Iterator[Task]
@@ -57,7 +74,10 @@ class EnvSource:
         self._key: dict[str, Any] = {
             "api_key_var": getattr(run_config.inference, "api_key_var", "PRL_API_KEY")
         }
+        if headers := getattr(run_config.inference, "headers", None):
+            self._key["headers"] = headers
         self._renderer: dict[str, Any] = {}
+        self._built: dict[Any, Any] = {}
         if isinstance(run_config, EvalConfig):
             self._key["headers"] = run_config.client.headers
         if evaluation:
@@ -69,10 +89,14 @@ class EnvSource:
             "renderer_model_name": str(resolve_model_path(run_config.model)),
         }
 
-    async def start(self, address: str) -> None:
-        """Connect to the environment server at `address`. Raises EnvServerDied if it does not answer."""
-        self._client = EnvServerClient(self.name, address)
-        await self._client.wait_ready()
+    async def start(self, address: str, successor: Successor | None = None) -> None:
+        """Connect to the environment server at `address`. Raises EnvServerDied if it does not answer.
+
+        `successor()` waits for the address of the server that replaces this one when it died, and raises
+        TimeoutError when none comes. Without it, the death of the server is the end.
+        """
+        self._successor = successor
+        await self._connect(address)
 
     async def run(
         self,
@@ -91,20 +115,26 @@ class EnvSource:
         `train` captures tokens and logprobs, through /inference/v1/generate; without it the episode is text
         only, through /v1/chat/completions, for endpoints that speak nothing else. `access` (`api_key_var`,
         `headers`) is for an endpoint other than the policy's. A fault of the rollout comes back as an error
-        on its trace, `RolloutTimeout` and `EnvServerError` included. Cancelling the caller cancels the
-        rollout in the server. Raises EnvServerDied, and ValueError if the server ran another task.
+        on its trace, `RolloutTimeout`, `EnvServerError` and (where a successor comes) `EnvServerDied`
+        included. Cancelling the caller cancels the rollout in the server. Raises EnvServerDied when the
+        server is gone for good, and ValueError if it ran another task.
         """
-        assert self._client is not None, "start() comes first"
+        client = await self._connection()
         common = {"env": self.name, "group_id": group_id, "task": task.data, "started_at": time.time()}
         salt = {} if cache_salt is None else {"cache_salt": cache_salt}
         request = {
             "client": self._endpoint(base_url, train, access or self._key),
             "model": model,
-            "sampling": vf.SamplingConfig(**sampling, **salt),
+            "sampling": self._once(vf.SamplingConfig, sampling | salt),
             "task_data": task.data,
         }
         try:
-            wire = await self._client.run(request, self.timeout)
+            wire = await client.run(request, self.timeout)
+        except EnvServerDied as error:
+            if self._successor is None:
+                raise
+            self._revive(client)
+            return failed_episode(TraceError("EnvServerDied", str(error)), task_key=task.key, **common)
         except TimeoutError as error:
             return failed_episode(TraceError("RolloutTimeout", str(error)), task_key=task.key, **common)
         except RuntimeError as error:
@@ -115,11 +145,51 @@ class EnvSource:
 
     def _endpoint(self, base_url: str, train: bool, access: dict[str, Any]) -> vf.BaseClientConfig:
         if train:
-            return vf.TrainClientConfig(base_url=base_url, **access, **self._renderer)
-        return vf.EvalClientConfig(base_url=base_url, **access)
+            return self._once(vf.TrainClientConfig, {"base_url": base_url, **access}, **self._renderer)
+        return self._once(vf.EvalClientConfig, {"base_url": base_url, **access})
+
+    def _once(self, kind: Callable[..., Any], fields: dict[str, Any], **fixed: Any) -> Any:
+        """`kind(**fields, **fixed)`, the same object for equal `fields`: validation takes long."""
+        key = (kind, repr(fields))
+        if key not in self._built:
+            if len(self._built) >= MOST_BUILT:
+                self._built.clear()
+            self._built[key] = kind(**fields, **fixed)
+        return self._built[key]
+
+    async def _connect(self, address: str) -> None:
+        self._client = EnvServerClient(self.name, address)
+        await self._client.wait_ready()
+
+    async def _connection(self) -> EnvServerClient:
+        """The live connection, once there is one again."""
+        while self._reviving is not None:
+            await asyncio.shield(self._reviving)
+        assert self._client is not None, "start() comes first"
+        return self._client
+
+    def _revive(self, dead: EnvServerClient) -> None:
+        """Look for the successor of a dead server, once; rollouts that start meanwhile wait for it."""
+        if self._reviving is None and dead is self._client:
+            log.warning("env/%s died; waiting for its successor", self.name)
+            self._reviving = asyncio.create_task(self._follow(dead))
+
+    async def _follow(self, dead: EnvServerClient) -> None:
+        assert self._successor is not None
+        await dead.close()
+        try:
+            address = await self._successor()
+        except TimeoutError as error:
+            raise EnvServerDied(f"env/{self.name} died and did not come back: {error}") from error
+        await self._connect(address)
+        self._reviving = None
+        log.warning("env/%s is back at %s", self.name, address)
 
     async def close(self) -> None:
         """Disconnect; rollouts in flight are cancelled."""
+        if self._reviving is not None:
+            self._reviving.cancel()
+            await asyncio.wait({self._reviving})
         if self._client is not None:
             await self._client.close()
 

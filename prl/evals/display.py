@@ -1,23 +1,17 @@
-"""What the terminal shows while an evaluation goes on: a bar a source, or a plain line now and then.
-
-A thread of its own reads `progress.json`: a terminal that blocks must not stop the supervisor.
-"""
+"""What the terminal shows while an evaluation goes on: a bar a source, or a plain line now and then."""
 
 from __future__ import annotations
 
-import logging
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from prl.evals.progress import Count, Progress, progress_file
 from prl.run_dir import RunDir
+from prl.tracking.terminal import Follower, LivePicture, PlainNotes, clock, is_live
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
@@ -40,37 +34,17 @@ class EvalDisplay:
     def __init__(self, mode: str, run: RunDir, out: TextIO | None = None) -> None:
         self._path = progress_file(run)
         self._view = make_view(mode, out or sys.stdout)
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def note(self, text: str) -> None:
-        """Say something that stays on the terminal."""
-        with self._lock:
-            self._view.note(text)
+        self._follower = Follower(self._view, self._look, LOOK_SECONDS)
+        self.start, self.note = self._follower.start, self._follower.note
 
     def close(self, timeout: float = 2.0) -> None:
         """A last look, then leave the terminal as it was."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
-
-    def _follow(self) -> None:
-        try:
-            while not self._stop.wait(LOOK_SECONDS):
-                self._look(last=False)
-            self._look(last=True)
-            self._view.close()
-        except OSError as error:  # the terminal or the pipe is gone; the run is not
-            log.warning("nothing more is shown: %s", error)
+        self._follower.close(timeout)
 
     def _look(self, last: bool) -> None:
         progress = Progress.read(self._path)
         if progress is not None:
-            with self._lock:
+            with self._follower.lock:
                 self._view.show(progress, last)
 
 
@@ -78,26 +52,16 @@ def make_view(mode: str, out: TextIO) -> View:
     """The view for live, plain, none or auto (live on a terminal, else plain)."""
     if mode == "none":
         return SilentView(out)
-    if mode == "live" or (mode == "auto" and out.isatty()):
-        return LiveView(out)
-    return PlainView(out)
+    return LiveView(out) if is_live(mode, out) else PlainView(out)
 
 
-class SilentView:
+class SilentView(PlainNotes):
     """Shows nothing but notes."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
 
     def show(self, progress: Progress, last: bool) -> None: ...
 
-    def note(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
 
-    def close(self) -> None: ...
-
-
-class PlainView(SilentView):
+class PlainView(PlainNotes):
     """A line a source when it is done, and every ten seconds before."""
 
     def __init__(self, out: TextIO) -> None:
@@ -112,28 +76,14 @@ class PlainView(SilentView):
             news = count.done > done
             if news and (last or count.done == count.total or now - at >= PLAIN_SECONDS):
                 self._shown[key] = (count.done, now)
-                self.note(f"{time.strftime('%H:%M:%S')} {count_line(*key, count)}")
+                self.note(f"{clock()} {count_line(*key, count)}")
 
 
-class LiveView:
+class LiveView(LivePicture):
     """Bars that redraw themselves."""
 
-    def __init__(self, out: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        console = Console(file=out)
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-        self._live.start()
-
     def show(self, progress: Progress, last: bool) -> None:
-        self._live.update(picture(progress), refresh=True)
-
-    def note(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
-
-    def close(self) -> None:
-        self._live.stop()
+        self.draw(picture(progress))
 
 
 def count_line(step: int, env: str, count: Count) -> str:

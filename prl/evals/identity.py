@@ -15,7 +15,7 @@ from prl.tracking.params import flatten
 
 WEIGHTS = "weights.json"
 FREE = re.compile(
-    r"(run|client|log|tracking|cluster|eval|select|shared)\..*|concurrency|output_dir|dry_run|steps"
+    r"(run|client|log|tracking|monitor|cluster|eval|select|shared)\..*|concurrency|output_dir|dry_run|steps"
     r"|rollout\.(group_size|sampling\..*)|inference\.(?!max_model_len).*"
     r"|env\.[^.]+\.(select\..*|group_size|workers|seats|ratio|algo|curriculum|min_abs_advantage)"
 )

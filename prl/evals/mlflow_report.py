@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prl.evals.ledger import STREAM, read_rows, records_at
 from prl.evals.results import Results
@@ -14,9 +13,7 @@ from prl.evals.tables import table_rows
 from prl.run_dir import RunDir
 from prl.tracking.mlflow_run import run_id_file
 from prl.tracking.mlflow_store import Store, locked, quieten_mlflow
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+from prl.tracking.mlflow_traces import send_traces
 
 SAMPLES = 16
 FILES = ("results.md", "results.json", "rewards.svg")
@@ -47,11 +44,8 @@ def publish(run: RunDir, store: Store, results: Results, timeout: float, say: Ca
 
 def _publish(run: RunDir, store: Store, results: Results) -> None:
     quieten_mlflow()
-    os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"
-    import mlflow
     from mlflow.tracking import MlflowClient
 
-    mlflow.set_tracking_uri(store.uri)  # traces go to the process's store, whatever the client says
     client = MlflowClient(store.uri)
     run_id = run_id_file(run).read_text().strip()
     records = sample_records(run)
@@ -62,9 +56,7 @@ def _publish(run: RunDir, store: Store, results: Results) -> None:
         heads, *rows = table_rows(results)
         table = {head: [row[index] for row in rows] for index, head in enumerate(heads)}
         client.log_table(run_id, table, "results_table.json")
-        traces = [send_trace(client, client.get_run(run_id).info.experiment_id, record) for record in records]
-        if traces:
-            client.link_traces_to_run(traces, run_id)
+        send_traces(client, store.uri, run_id, records)
 
 
 def sample_records(run: RunDir, count: int = SAMPLES, seed: int = 0) -> list[dict[str, Any]]:
@@ -72,44 +64,3 @@ def sample_records(run: RunDir, count: int = SAMPLES, seed: int = 0) -> list[dic
     lines = sorted(row.line for row in read_rows(run).values() if row.ok)
     chosen = random.Random(seed).sample(lines, min(count, len(lines)))
     return records_at(run.traces / STREAM, chosen)
-
-
-def send_trace(client: MlflowClient, experiment: str, record: dict[str, Any]) -> str:
-    """One episode as an MLflow trace: a span an agent, below it a span a reply. Returns the trace's id."""
-    tags = {"env": record["env"], "task_key": record["task_key"], "step": str(record["step"])}
-    rewards = {trace["agent"]: trace["reward"] for trace in record["traces"]}
-    root = client.start_trace(
-        record["env"],
-        inputs={"prompt": record["task"].get("prompt")},
-        tags=tags,
-        experiment_id=experiment,
-        start_time_ns=int(record["started_at"] * 1e9),
-    )
-    for trace in record["traces"]:
-        agent = client.start_span(trace["agent"], root.trace_id, root.span_id, span_type="AGENT")
-        for messages, reply in turns(trace["nodes"]):
-            span = client.start_span(
-                "reply", root.trace_id, agent.span_id, span_type="CHAT_MODEL", inputs={"messages": messages}
-            )
-            client.end_span(root.trace_id, span.span_id, outputs={"content": reply})
-        outcome = {name: trace[name] for name in ("reward", "rewards", "metrics", "stop_condition")}
-        client.end_span(root.trace_id, agent.span_id, outputs=outcome)
-    client.end_trace(
-        root.trace_id, outputs={"rewards": rewards}, end_time_ns=int(record["finished_at"] * 1e9)
-    )
-    return root.trace_id
-
-
-def turns(nodes: list[dict[str, Any]]) -> list[tuple[list[dict[str, str]], str]]:
-    """(messages before it, text) of every sampled reply."""
-    found = []
-    for node in nodes:
-        if node["sampled"]:
-            before: list[dict[str, str]] = []
-            parent = node["parent"]
-            while parent is not None:
-                above = nodes[parent]
-                before.insert(0, {"role": above["role"], "content": above["content"]})
-                parent = above["parent"]
-            found.append((before, node["content"]))
-    return found

@@ -11,6 +11,8 @@ from pathlib import Path
 from aiohttp import web
 
 from prl.inference.http import SERVED, Served, error_response, read_json
+from prl.inference.join_call import join_arguments
+from prl.sync.fingerprint import MODES
 
 LIVENESS_SECONDS = 30.0
 
@@ -73,11 +75,45 @@ async def update_weights(request: web.Request) -> web.Response:
     if not isinstance(directory, str) or isinstance(version, bool) or not isinstance(version, int):
         raise ValueError('update_weights needs {"weight_dir": <directory>, "version": <integer>}')
     started = time.monotonic()
-    sampler, mode = served.engine.sampler, served.fingerprint_mode
+    sampler, mode = served.engine.sampler, body.get("fingerprint", served.fingerprint_mode)
+    if mode not in MODES:
+        raise ValueError(f"fingerprint={mode!r}: must be one of {', '.join(MODES)}")
     served_print = await served.engine.call(lambda: sampler.update_weights(Path(directory), version, mode))
     seconds = time.monotonic() - started
     logger.info("policy version %d served after %.3f s (%s)", version, seconds, served_print)
     return web.json_response({"version": version, "fingerprint": served_print, "seconds": seconds})
+
+
+async def load_lora_adapter(request: web.Request) -> web.Response:
+    """Merge the adapter at `lora_path` in place of the one before. Its name must be the served model's."""
+    served = request.app[SERVED]
+    body = await read_json(request)
+    if served.frozen:
+        raise ValueError(f"this engine serves the frozen model {served.model}: it takes no adapter")
+    if body.get("lora_name") not in (None, served.model) or not isinstance(body.get("lora_path"), str):
+        raise ValueError(
+            f'load_lora_adapter needs {{"lora_path": <directory>, "lora_name": {served.model!r}}}'
+        )
+    sampler, directory = served.engine.sampler, Path(body["lora_path"])
+    mode = served.fingerprint_mode
+    printed = await served.engine.call(lambda: sampler.update_weights(directory, sampler.version, mode))
+    return web.json_response({"fingerprint": printed})
+
+
+async def init_broadcaster(request: web.Request) -> web.Response:
+    """Join the trainer's group: `{"host", "port", "session_id", "rank_offset", "inference_world_size",
+    "timeout"}`. Sampling goes on meanwhile."""
+    served = request.app[SERVED]
+    if served.frozen:
+        raise ValueError(f"this engine serves the frozen model {served.model}: it joins no group")
+    call = join_arguments(await read_json(request))
+    await asyncio.to_thread(lambda: served.engine.sampler.receiver.join(*call))
+    return web.json_response({"status": "joined", "rank": call[3]})
+
+
+async def world_size(request: web.Request) -> web.Response:
+    """How many workers of this engine join a group: the embedded one is a single process."""
+    return web.json_response({"world_size": 1})
 
 
 async def metrics(request: web.Request) -> web.Response:

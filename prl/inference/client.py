@@ -6,10 +6,14 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from prl.sync.offer import Offer, read_offer
+from prl.sync.versions import published_mode
 
 CONNECT_SECONDS = 10.0
 MAX_ATTEMPTS = 10
@@ -18,6 +22,8 @@ BUDGET_FACTOR = 2.0
 """All attempts at a call together may take this many times what one may."""
 READY_SECONDS = 1800.0
 READY_POLL_SECONDS = 0.2
+ROUTES = ("/inference/v1/generate", "/pause", "/resume", "/update_weights")
+"""POST routes without which a policy cannot be trained."""
 CONNECTIONS = 256
 
 logger = logging.getLogger(__name__)
@@ -55,6 +61,21 @@ class EngineClient:
             wait = min(2 * wait, LONGEST_WAIT)
         raise AssertionError("the last attempt returns or raises")
 
+    async def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """As `call`, without a second attempt, for what is not safe to repeat."""
+        try:
+            return await self._attempt(method, path, body)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise ConnectionError(
+                f"{method} {self.root}{path} failed, and is not repeated: {reason}"
+            ) from error
+
+    async def has_route(self, path: str) -> bool:
+        """Whether a POST route is there: asked for by GET, a known one answers 405 and never acts."""
+        async with self._open().get(f"{self.root}{path}") as response:
+            return response.status != 404
+
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
@@ -85,9 +106,19 @@ class EngineClient:
 class EngineAdmin:
     """The orchestrator's calls to one engine, apart from generation traffic."""
 
-    def __init__(self, base_url: str, timeout: float) -> None:
-        """`base_url` with or without /v1; `timeout` bounds one attempt, seconds."""
-        self._client = EngineClient(base_url, timeout)
+    def __init__(
+        self,
+        base_url: str,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+        api_key_var: str | None = None,
+        routes: Sequence[str] = (),
+    ) -> None:
+        """`base_url` with or without /v1; `timeout` bounds one attempt, in seconds; an engine without all of
+        `routes` is refused."""
+        self._client = EngineClient(base_url, timeout, _with_key(headers, api_key_var))
+        self._routes = routes
+        self._joined: str | None = None
 
     def __str__(self) -> str:
         return f"engine {self._client.root}"
@@ -109,6 +140,7 @@ class EngineAdmin:
                 continue
             served = [card["id"] for card in listed["data"]]
             if model in served:
+                await self.check_routes()
                 return
             raise ValueError(f"{self._client.root} serves {', '.join(served) or 'nothing'}, not {model!r}")
         raise TimeoutError(f"{self._client.root} was not ready within {seconds:.0f} s; last: {reason}")
@@ -120,10 +152,44 @@ class EngineAdmin:
     async def resume(self) -> None:
         await self._client.call("POST", "/resume")
 
+    async def check_routes(self) -> None:
+        """Raises ValueError naming the routes that are needed and that this engine does not have."""
+        missing = [path for path in self._routes if not await self._client.has_route(path)]
+        if missing:
+            raise ValueError(
+                f"{self._client.root} has no {', '.join(missing)}: start the engine by `prl inference`, "
+                "which serves every route that training needs"
+            )
+
     async def update_weights(self, weight_dir: str, version: int) -> dict[str, Any]:
-        """Serve a published version: `{"version", "fingerprint", "seconds"}`. Files may be loaded again."""
-        body = {"weight_dir": weight_dir, "version": version}
-        return await self._client.call("POST", "/update_weights", body)
+        """Serve a published version: `{"version", "fingerprint", "seconds"}`.
+
+        Files may be loaded again, so that call is retried. A broadcast is received once: the engine joins the
+        trainer's group first if it has not, and any failure is final.
+        """
+        body: dict[str, Any] = {"weight_dir": weight_dir, "version": version}
+        if mode := await asyncio.to_thread(published_mode, Path(weight_dir)):
+            body["fingerprint"] = mode
+        offer = await asyncio.to_thread(read_offer, Path(weight_dir))
+        if offer is None:
+            return await self._client.call("POST", "/update_weights", body)
+        if offer.session != self._joined:
+            await self._join(offer)
+        return await self._client.call_once("POST", "/update_weights", body)
+
+    async def _join(self, offer: Offer) -> None:
+        """All workers behind this address join the trainer's group; the trainer itself is rank 0."""
+        workers = (await self._client.call("GET", "/world_size"))["world_size"]
+        body = {
+            "host": offer.host,
+            "port": offer.port,
+            "session_id": offer.session,
+            "rank_offset": 1,
+            "inference_world_size": workers,
+            "timeout": offer.timeout,
+        }
+        await self._client.call_once("POST", "/init_broadcaster", body)
+        self._joined = offer.session
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -149,10 +215,7 @@ class LogprobScorer:
     ) -> None:
         """`api_key_var` names the environment variable that holds the bearer token, if there is one."""
         self.model = model
-        all_headers = dict(headers or {})
-        if key := os.environ.get(api_key_var or ""):
-            all_headers["Authorization"] = f"Bearer {key}"
-        self._client = EngineClient(base_url, timeout, all_headers)
+        self._client = EngineClient(base_url, timeout, _with_key(headers, api_key_var))
 
     async def score(self, token_ids: list[int], cache_salt: str | None = None) -> list[float]:
         """Natural log-probability of each token given those before it, at temperature 1; 0.0 for the first.
@@ -175,6 +238,12 @@ class LogprobScorer:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+def _with_key(headers: Mapping[str, str] | None, api_key_var: str | None) -> dict[str, str]:
+    """`headers`, with the key that the variable holds, if it holds one."""
+    key = os.environ.get(api_key_var or "")
+    return {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
 
 
 def _own_logprob(token: int, entry: Mapping[str, Any] | None) -> float:

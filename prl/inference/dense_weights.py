@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +58,18 @@ class DenseWeights:
         match; FileNotFoundError without weights; TornWeights if copying fails half way.
         """
         files = WeightFiles(directory)
-        self._check(directory, files.specs(), strict)
+        self.check(str(directory), files.specs(), strict=strict)
+        self.copy_from(str(directory), files.tensors())
+
+    def copy_from(self, origin: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy checked tensors over the present ones. Raises TornWeights, which names `origin`, if that
+        fails half way."""
         try:
-            for name, tensor in files.tensors():
+            for name, tensor in tensors:
                 if name in self.named:
                     self.named[name].copy_(tensor)
         except Exception as error:
-            raise TornWeights(f"{directory}: weights half loaded: {error}") from error
+            raise TornWeights(f"{origin}: weights half loaded: {error}") from error
 
     def initialise(self, seed: int) -> None:
         """Random weights: norms 1, biases 0, the rest N(0, 0.02)."""
@@ -116,7 +121,8 @@ class DenseWeights:
             layer.k_norm = self._new(f"{attention}k_norm.weight", config.head_dim)
         return layer
 
-    def _check(self, directory: Path, specs: dict[str, TensorSpec], strict: bool) -> None:
+    def check(self, origin: str, specs: dict[str, TensorSpec], *, strict: bool) -> None:
+        """Raises ValueError, naming `origin`, for tensors that cannot be loaded; see `load`."""
         faults = [f"{name} is missing" for name in self.named if name not in specs]
         for name, spec in specs.items():
             mine = self.named.get(name)
@@ -129,7 +135,7 @@ class DenseWeights:
                 faults.append(f"{name} is {spec.dtype}, the engine serves {self.dtype}")
         if faults:
             more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
-            raise ValueError(f"{directory}: these weights do not fit: {'; '.join(faults[:5])}{more}")
+            raise ValueError(f"{origin}: these weights do not fit: {'; '.join(faults[:5])}{more}")
 
     def _ignorable(self, name: str) -> bool:
         """A model directory may hold a tied head, rotary tables, and layers that were cut off."""

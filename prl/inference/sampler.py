@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from prl.inference.dense import DenseDecoder
+from prl.inference.receiver import WeightReceiver
 from prl.inference.request import Completion, Output, Request
 from prl.inference.sampling import ban_tokens, draw, processed_logprobs
 from prl.inference.sampling_params import SamplingParams
@@ -34,6 +35,7 @@ class Sampler:
 
     def __init__(self, model: DenseDecoder, *, max_slots: int, seed: int, version: int = 0) -> None:
         self.model = model
+        self.receiver = WeightReceiver(model.weights)
         self.version = version
         self.max_length = model.max_length
         self.slots = Slots(max_slots, model.max_length, model.device, seed)
@@ -107,7 +109,7 @@ class Sampler:
         Raises ValueError if the weights do not fit (nothing has changed), FileNotFoundError if they are not
         there, TornWeights if loading broke off.
         """
-        self.model.weights.load(directory, strict=True)
+        self.receiver.apply(directory)
         self.version = version
         for row, request in enumerate(self.slots.requests):
             request.mark_version(version, self.slots.count(row))
@@ -115,7 +117,7 @@ class Sampler:
 
     def fingerprint(self, mode: str) -> str:
         """Fingerprint of the weights in the memory that the engine computes with."""
-        return fingerprint(self.model.weights.named_weights(), mode)
+        return fingerprint(self.receiver.proof(), mode)
 
     def _admit(self) -> list[Request]:
         """Requests that join now: first come first served, bounded by slots and prompt tokens."""

@@ -23,6 +23,10 @@ LOSSES: dict[str, str] = {
 """Name -> module that holds the function of that name. `one_sided` is for ref_kl only."""
 
 
+class NonFiniteLoss(ValueError):
+    """A logprob or loss term of a member is NaN or infinite."""
+
+
 def count_members(micro: MicroBatchTensors) -> dict[str, float]:
     """This row's share of each denominator: sum of weights for rl, member tokens for ce and ref_kl.
 
@@ -48,7 +52,7 @@ def compute_loss(
         `ref_kl/` where they come from distillation credit.
 
     Raises:
-        ValueError: a logprob or loss term of a member is not finite; names the sample and the token.
+        NonFiniteLoss: a logprob or loss term of a member is not finite; names the sample and the token.
     """
     assert logprobs.shape == micro.advantages.shape, (
         f"{tuple(logprobs.shape)} logprobs for {len(micro)} tokens"
@@ -138,4 +142,4 @@ def _check_finite(micro: MicroBatchTensors, logprobs: Tensor, terms: dict[Compon
             if len(bad):
                 first = int(bad[0])
                 where = micro.describe(int(members[first]))
-                raise ValueError(f"{where}: {name} is {float(found[first])}; it must be finite")
+                raise NonFiniteLoss(f"{where}: {name} is {float(found[first])}; it must be finite")

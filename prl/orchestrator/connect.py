@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,26 @@ from prl.config.schema import RlConfig
 from prl.curriculum import Curriculum, build_curriculum
 from prl.env.renderers import load_renderer
 from prl.env.source import EnvSource
-from prl.inference.client import EngineAdmin, LogprobScorer
+from prl.inference.client import ROUTES, EngineAdmin, LogprobScorer
 from prl.orchestrator.endpoints import Endpoint, algo_of, policy_endpoint, sampling_of, teacher_endpoint
 from prl.orchestrator.episodes import RolloutSource
+from prl.orchestrator.eval_epoch import EvalSource
+from prl.orchestrator.eval_sources import connect_evals
+from prl.orchestrator.succession import Succession
 from prl.run_dir import RunDir
 
 
 @dataclass(frozen=True)
 class Connected:
-    """Per environment: how to roll out, which credit, which task next. And the engine's admin routes."""
+    """Per environment: how to roll out, which credit, which task next. And the engine's admin routes, where
+    it is, and what to evaluate on."""
 
     engine: EngineAdmin
     sources: Mapping[str, RolloutSource]
     algorithms: Mapping[str, Algorithm[Any]]
     curricula: Mapping[str, Curriculum[Any]]
+    engine_roots: Sequence[str] = ()
+    evals: Sequence[EvalSource] = ()
 
 
 async def connect(config: RlConfig, run: RunDir, stack: contextlib.AsyncExitStack) -> Connected:
@@ -36,7 +42,9 @@ async def connect(config: RlConfig, run: RunDir, stack: contextlib.AsyncExitStac
     Raises TimeoutError when one does not come up, ValueError for settings that do not fit them.
     """
     policy = await policy_endpoint(config, run)
-    engine = EngineAdmin(policy.root, config.inference.admin_timeout)
+    engine = EngineAdmin(
+        policy.root, config.inference.admin_timeout, policy.headers, policy.api_key_var, routes=ROUTES
+    )
     stack.push_async_callback(engine.aclose)
     envs = {name: await asyncio.to_thread(EnvSource, name, env, config) for name, env in config.env.items()}
     async with asyncio.TaskGroup() as tasks:
@@ -52,11 +60,13 @@ async def connect(config: RlConfig, run: RunDir, stack: contextlib.AsyncExitStac
         curricula[name] = build_curriculum(
             config.env[name].curriculum or config.curriculum, env=name, tasks=env.tasks, endless=env.endless
         )
-    return Connected(engine, sources, algorithms, curricula)
+    evals = await connect_evals(config, run, base_url=policy.v1, model=policy.model, stack=stack)
+    return Connected(engine, sources, algorithms, curricula, [policy.root], evals)
 
 
 async def _start(env: EnvSource, run: RunDir, patience: float) -> None:
-    await env.start(await run.wait_for_address(f"env/{env.name}", patience))
+    succession = Succession(run, f"env/{env.name}", patience)
+    await env.start(await succession.next(), succession.next)
 
 
 async def _algorithm(

@@ -32,7 +32,7 @@ async def policy_endpoint(config: RlConfig, run: RunDir) -> Endpoint:
     inference = config.inference
     key = getattr(inference, "api_key_var", None)
     if url := getattr(inference, "base_url", None):
-        return Endpoint(_root(url), config.model.name, key)
+        return Endpoint(_root(url), config.model.name, key, dict(inference.headers))
     address = await run.wait_for_address("inference", inference.ready_timeout)
     return Endpoint(_root(address), config.model.name, key)
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from prl.env.convert import failed_episode, find_fault, mark_failed
-from prl.orchestrator.mixing import Draw
+from prl.orchestrator.mixing import Draw, Task
 from prl.records import Episode, Trace, TraceError
+
+GRACE = 30.0
+"""Seconds beyond an environment's own time-out after which an episode is given up."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,14 @@ class Outcome:
     episode: Episode | None
 
 
-def failed_rollout(group: Group, error: Exception, started_at: float) -> Episode:
+def failed_rollout(env: str, group_id: str, task: Task, error: Exception, started_at: float) -> Episode:
     """An episode for a rollout that gave none, so that it is counted by the type of its error."""
     return failed_episode(
         TraceError(type(error).__name__, str(error)),
-        env=group.env,
-        group_id=group.id,
-        task_key=group.draw.task.key,
-        task=group.draw.task.data,
+        env=env,
+        group_id=group_id,
+        task_key=task.key,
+        task=task.data,
         started_at=started_at,
     )
 

@@ -10,12 +10,13 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prl.orchestrator.alerts import Alerts
 from prl.orchestrator.dispatcher import Dispatcher
 from prl.orchestrator.episodes import Outcome
+from prl.orchestrator.eval_epoch import Evals, no_evals
 from prl.orchestrator.lag import LagProbe
 from prl.orchestrator.metrics import Values, batch_metrics
 from prl.orchestrator.pipeline import Pipeline
@@ -49,7 +50,8 @@ class Metrics(Protocol):
 @dataclass(frozen=True)
 class Parts:
     """What the loop drives. `pack(step, samples)` gives one message per rank and runs in a thread;
-    `save(step)` writes the orchestrator's part of checkpoint `step`, where one is due."""
+    `save(step)` writes the orchestrator's part of checkpoint `step`, where one is due. `services` run beside
+    the loop to its end; `gauges()` are logged regularly."""
 
     pipeline: Pipeline
     dispatcher: Dispatcher
@@ -62,6 +64,9 @@ class Parts:
     pack: Callable[[int, Sequence[TrainSample]], Sequence[bytes]]
     save: Callable[[int], Awaitable[None]]
     totals: Totals
+    evals: Evals = field(default_factory=no_evals)
+    services: Mapping[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    gauges: Callable[[], Mapping[str, float]] = dict
 
 
 class MainLoop:
@@ -104,6 +109,7 @@ class MainLoop:
                     "traces": parts.traces.run,
                     "lag probe": self._lag.run,
                     "log": self._log_regularly,
+                    **parts.services,
                 }
                 background = [tasks.create_task(self._guard(*part)) for part in running.items()]
                 await self._guard("main loop", self._train, may_end=True)
@@ -131,6 +137,7 @@ class MainLoop:
         # The last version is applied though nothing samples from it: so it is proven like all others.
         last = self._max_steps
         await self._until(lambda: line.version >= last, f"waiting for the last version, v{last}")
+        await self._until(lambda: self._parts.evals.idle, f"waiting for the evaluation of v{last}")
 
     async def _collect(self) -> list[Entry]:
         batch: list[Entry] | None = None
@@ -208,8 +215,10 @@ class MainLoop:
             "watcher/policy_version": self._line.version,
             "watcher/update_count": parts.watcher.updates,
             "watcher/last_update_weights_time": parts.watcher.last_seconds,
+            "watcher/last_wait_for_ckpt_time": parts.watcher.last_wait,
         }
-        parts.metrics.log(parts.dispatcher.take_counts() | watcher | self._lag.metrics())
+        values = {**parts.dispatcher.take_counts(), **watcher, **self._lag.metrics(), **parts.gauges()}
+        parts.metrics.log(values)
 
 
 def step_line(step: int, values: Values, shipped: int) -> str:

@@ -28,8 +28,8 @@ def batch_metrics(shipped: Sequence[Entry], window: Window, step: int) -> Values
     for scope, members in [("agg", envs), *((env, [env]) for env in envs)]:
         groups = [group for group in window.groups if group.env in members]
         used = [episode for env in members for episode in effective.get(env, [])]
-        values |= _prefixed(f"train/{scope}/all/", _all(groups))
-        values |= _prefixed(f"train/{scope}/effective/", _common(used))
+        values |= _prefixed(f"train/{scope}/all/", all_metrics(groups))
+        values |= _prefixed(f"train/{scope}/effective/", common_metrics(used))
     return values | _off_policy(shipped, window, step) | _shares(shipped) | _progress(shipped, window)
 
 
@@ -64,7 +64,7 @@ def _effective(shipped: Sequence[Entry]) -> dict[str, Cohort]:
     return {env: list(found.values()) for env, found in episodes.items()}
 
 
-def _common(cohort: Cohort) -> Values:
+def common_metrics(cohort: Cohort) -> Values:
     """What both subsets have."""
     values: Values = {}
     for place, name in enumerate(COUNTS):
@@ -74,10 +74,10 @@ def _common(cohort: Cohort) -> Values:
     return values
 
 
-def _all(groups: list[GroupReport]) -> Values:
+def all_metrics(groups: list[GroupReport]) -> Values:
     """What the window has beside the common part: failures, cancellations, how groups were solved."""
     cohort = [episode for group in groups for episode in group.episodes]
-    values = _common(cohort)
+    values = common_metrics(cohort)
     cancelled = sum(group.cancelled for group in groups)
     if total := len(cohort) + cancelled:
         failed = sum(any(fact.error for fact in episode) for episode in cohort)

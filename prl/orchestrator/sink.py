@@ -66,7 +66,8 @@ class _OpenGroup:
 class Sink:
     """Collects groups into training batches of `batch_size` traces.
 
-    `build(env, trace)` makes samples (in a thread); `record(episode)` is told of every arrival.
+    `build(env, trace)` makes samples (in a thread); `record(episode)` is told of every arrival. The run ends
+    when `max_barren` finished rollouts in a row gave no credit (None: never).
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Sink:
         bound: int,
         constant: bool,
         record: Callable[[Episode], None],
+        max_barren: int | None = None,
         offload: Offload = asyncio.to_thread,
     ) -> None:
         self._algorithms = algorithms
@@ -99,6 +101,8 @@ class Sink:
         self._settling = 0
         self._swept_for = 0
         self._fruitless = 0
+        self._barren = 0
+        self._max_barren = max_barren
         self.window = Window()
 
     @property
@@ -200,6 +204,7 @@ class Sink:
         else:
             self._mixer.settle(group.draw.index)
             self._warn_if_fruitless(group.size)
+        self._end_if_barren(episodes, fruitful=not trainable.isdisjoint(queued))
 
     def _sweep(self, step: int) -> None:
         """Drop what is too old for batch `step`; once a step, as newcomers are judged when they come."""
@@ -227,6 +232,17 @@ class Sink:
             "%d rollouts in a row gave nothing to train on: %s. Credit relative to a group needs rollouts "
             "of different reward (rollout.group_size).", self._batch_size, self.window.reasons(),
         )  # fmt: skip
+
+    def _end_if_barren(self, episodes: list[Episode], fruitful: bool) -> None:
+        """What failed or came too late says nothing about the tasks; all others should earn credit."""
+        clean = [e for e in episodes if not self._is_stale(e) and not any(trace.error for trace in e.traces)]
+        self._barren = 0 if fruitful else self._barren + len(clean)
+        if self._max_barren is not None and self._barren >= self._max_barren:
+            raise RuntimeError(
+                f"{self._barren} rollouts in a row ended well and none gave credit: nothing to train on. "
+                "Are the tasks too hard or too easy, or the groups too small (rollout.group_size)? "
+                "rollout.max_fruitless_batches=null goes on for ever."
+            )
 
     def _is_stale(self, episode: Episode) -> bool:
         return is_stale(episode.policy, self._pipeline.step, self._bound)

@@ -13,7 +13,7 @@ from prl.orchestrator.mixing import TaskMixer
 from prl.orchestrator.window import Window
 from prl.run_dir import write_atomic
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Stateful(Protocol):
@@ -51,7 +51,7 @@ def saves_at(step: int, ckpt: CkptConfig, max_steps: int | None) -> bool:
 
 
 def snapshot(
-    step: int, totals: Totals, mixer: TaskMixer, algorithms: Mapping[str, Stateful]
+    step: int, totals: Totals, mixer: TaskMixer, algorithms: Mapping[str, Stateful], evals: Stateful
 ) -> dict[str, Any]:
     """JSON of all that a resumed run needs to go on after batch `step`.
 
@@ -63,6 +63,7 @@ def snapshot(
         "totals": asdict(totals),
         "tasks": mixer.state_dict(),
         "algorithms": {env: algorithm.state_dict() for env, algorithm in algorithms.items()},
+        "evals": evals.state_dict(),
     }
 
 
@@ -92,9 +93,11 @@ def restore(
     state: Mapping[str, Any],
     mixer: TaskMixer,
     algorithms: Mapping[str, Stateful],
+    evals: Stateful,
     skip_progress: bool = False,
 ) -> Totals:
-    """Put a loaded state back. With `skip_progress`, tasks and totals start anew; algorithms do not.
+    """Put a loaded state back. With `skip_progress`, tasks, totals and evaluations start anew; algorithms do
+    not.
 
     Raises ValueError when the tasks are of other environments than this run has.
     """
@@ -103,4 +106,5 @@ def restore(
     if skip_progress:
         return Totals()
     mixer.load_state_dict(state["tasks"])
+    evals.load_state_dict(state["evals"])
     return Totals(**state["totals"])

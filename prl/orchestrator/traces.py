@@ -30,12 +30,12 @@ class TraceLog:
         self._annotations = JsonLines(directory / "annotations.jsonl")
         self._attempt = attempt
         self._offload = offload
-        self._waiting: list[tuple[Episode, int]] = []
+        self._waiting: list[tuple[Episode, int, str]] = []
         self._writing = asyncio.Lock()
 
-    def add(self, episode: Episode, step: int) -> None:
-        """Note an episode that arrived while batch `step` was collected."""
-        self._waiting.append((episode, step))
+    def add(self, episode: Episode, step: int, kind: str = "train") -> None:
+        """Note an episode that came while batch `step` was collected; of kind "eval": for version `step`."""
+        self._waiting.append((episode, step, kind))
 
     async def run(self) -> None:
         """Write what was added, until cancelled."""
@@ -59,11 +59,13 @@ class TraceLog:
         for lines in (self._stream, self._index, self._annotations):
             lines.close()
 
-    def _write(self, waiting: Sequence[tuple[Episode, int]]) -> None:
+    def _write(self, waiting: Sequence[tuple[Episode, int, str]]) -> None:
         # One line at a time: encoding all of them in one go would hold the GIL for long.
-        for episode, step in waiting:
-            ((offset, length),) = self._stream.append(episode_record(episode, step, self._attempt))
-            self._index.append(index_record(episode, step, self._attempt, offset, length))
+        for episode, step, kind in waiting:
+            extra = {"kind": kind}
+            record = episode_record(episode, step, self._attempt) | extra
+            ((offset, length),) = self._stream.append(record)
+            self._index.append(index_record(episode, step, self._attempt, offset, length) | extra)
 
     def _write_annotations(self, shipped: Sequence[Entry], step: int) -> None:
         for entry in shipped:

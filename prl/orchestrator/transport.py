@@ -9,6 +9,7 @@ import zmq
 import zmq.asyncio
 
 from prl.orchestrator.wire import Want, decode_want, encode_refusal
+from prl.run_dir import bind_address
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,9 @@ class BatchSender:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
 
-    def bind(self, host: str = "127.0.0.1") -> str:
+    def bind(self, host: str | None = None) -> str:
         """Listen on a free port. Returns the address, `tcp://host:port`."""
-        self._socket.bind(f"tcp://{host}:*")
+        self._socket.bind(f"tcp://{host or bind_address()}:*")
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     async def serve(self) -> None:

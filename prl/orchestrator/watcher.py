@@ -34,7 +34,8 @@ class Watcher:
     """Polls for published versions and applies each newest one.
 
     `newest()` gives the newest complete version (blocking; it runs in a thread). `announce()` is called when
-    a version is about to be applied, before any engine pauses. `report(values, version)` gets `sync/*`.
+    a version is about to be applied, before any engine pauses; while `held()`, none is. `applied(version)`
+    follows each. `report(values, version)` gets `sync/*`.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Watcher:
         newest: Callable[[], WeightVersion | None],
         announce: Callable[[], object],
         report: Callable[[Mapping[str, float], int], object],
+        held: Callable[[], bool] = lambda: False,
+        applied: Callable[[int], object] = lambda version: None,
         offload: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
         self._engines = engines
@@ -52,16 +55,24 @@ class Watcher:
         self._newest = newest
         self._announce = announce
         self._report = report
+        self._held = held
+        self._applied = applied
         self._offload = offload
         self.updates = 0
         self.last_seconds = 0.0
+        self.last_wait = 0.0
 
     async def run(self) -> None:
         """Apply versions until cancelled. Raises when an engine fails or holds other weights."""
+        clock = asyncio.get_running_loop().time
+        since = clock()
         while True:
             found = await self._offload(self._newest)
-            if found is not None and found.version > self._pipeline.version:
+            if found is not None and found.version > self._pipeline.version and not self._held():
+                self.last_wait = clock() - since
                 await self.apply(found)
+                self._applied(found.version)
+                since = clock()
             else:
                 await asyncio.sleep(POLL_SECONDS)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from prl.model_path import EXPORTED_STEP
 from prl.trainer.engine import TrainEngine
 
 log = logging.getLogger(__name__)
@@ -17,8 +18,8 @@ log = logging.getLogger(__name__)
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
-def export_weights(engine: TrainEngine, source: Path, out: Path) -> None:
-    """Write the weights to `out`, beside config and tokenizer files copied from the model directory `source`.
+def export_weights(engine: TrainEngine, source: Path, out: Path, step: int) -> None:
+    """Write the weights of `step` to `out`, beside config and tokenizer files copied from `source`.
 
     Collective; rank 0 writes, under a temporary name that is renamed when all is there.
     """
@@ -35,6 +36,7 @@ def export_weights(engine: TrainEngine, source: Path, out: Path) -> None:
         if file.is_file() and not file.name.endswith(WEIGHT_FILES):
             shutil.copy(file, temporary)
     _describe(temporary / "config.json", engine, next(iter(tensors.values())))
+    (temporary / EXPORTED_STEP).write_text(json.dumps({"step": step}))
     save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
     shutil.rmtree(out, ignore_errors=True)
     temporary.rename(out)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,10 +22,10 @@ from prl.config.serving import SyncConfig
 from prl.records import WeightVersion
 from prl.run_dir import write_atomic
 from prl.sync.fingerprint import Fingerprinter
-from prl.sync.weight_files import INDEX_FILE
+from prl.sync.versions import MARKER, newest_version, read_version, versions_on_disk
+from prl.sync.weight_files import ADAPTER_CONFIG, ADAPTER_FILE, INDEX_FILE
 
-MARKER = "COMPLETE.json"
-_STEP = re.compile(r"step_(\d+)$")
+__all__ = ["FilesystemPublisher", "newest_version", "read_version"]
 
 
 class FilesystemPublisher:
@@ -38,17 +38,24 @@ class FilesystemPublisher:
         for leftover in self.broadcasts.glob(".step_*"):
             shutil.rmtree(leftover)
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> WeightVersion:
+    def publish(
+        self, version: int, tensors: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Any] | None = None
+    ) -> WeightVersion:
         """Write a version and make it visible; keep the newest `sync.keep` up to it.
 
         `tensors` are full tensors under Hugging Face names, on any device; each is copied before the next
-        is asked for. Versions newer than this one belong to a part of the run that was rolled back and go.
+        is asked for. With `adapter`, the content of a PEFT adapter_config.json, they are an adapter's tensors
+        under PEFT's names, and the version is a directory that PEFT loads. Versions newer than this one
+        belong to a part of the run that was rolled back and go.
         """
         temporary = self.broadcasts / f".step_{version}.{os.getpid()}"
         _remove(temporary)
         temporary.mkdir()
         prints = Fingerprinter(self.config.fingerprint)
-        num_bytes = _write_shards(temporary, tensors, self.config.shard_bytes, prints)
+        if adapter is None:
+            num_bytes = _write_shards(temporary, tensors, self.config.shard_bytes, prints)
+        else:
+            num_bytes = _write_adapter(temporary, tensors, adapter, prints)
         if num_bytes == 0:
             raise ValueError(f"version {version} holds no weights")
         final = self.broadcasts / f"step_{version}"
@@ -60,35 +67,12 @@ class FilesystemPublisher:
         return record
 
     def _retain(self, newest: int) -> None:
-        versions = _versions(self.broadcasts)
+        versions = versions_on_disk(self.broadcasts)
         older = [version for version in versions if version <= newest]
         keep = set(older[-self.config.keep :])
         for version in versions:
             if version not in keep:
                 _remove(self.broadcasts / f"step_{version}")
-
-
-def newest_version(broadcasts: Path) -> WeightVersion | None:
-    """The newest complete version, or None while there is none."""
-    for version in reversed(_versions(broadcasts)):
-        try:
-            return read_version(broadcasts, version)
-        except FileNotFoundError:
-            continue  # still being written, or just removed
-    return None
-
-
-def read_version(broadcasts: Path, version: int) -> WeightVersion:
-    """A complete version. Raises FileNotFoundError when it is absent or not complete."""
-    directory = broadcasts / f"step_{version}"
-    fields = json.loads((directory / MARKER).read_text())
-    return WeightVersion(**{**fields, "path": str(directory)})
-
-
-def _versions(broadcasts: Path) -> list[int]:
-    if not broadcasts.is_dir():
-        return []
-    return sorted(int(match[1]) for entry in broadcasts.iterdir() if (match := _STEP.match(entry.name)))
 
 
 def _remove(directory: Path) -> None:
@@ -111,6 +95,18 @@ def _write_shards(
     index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
     (directory / INDEX_FILE).write_text(json.dumps(index))
     return num_bytes
+
+
+def _write_adapter(
+    directory: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    config: Mapping[str, Any],
+    prints: Fingerprinter,
+) -> int:
+    (shard,) = _shards(tensors, 1 << 62, prints)
+    save_file(shard, directory / ADAPTER_FILE, metadata={"format": "pt"})
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(config))
+    return sum(tensor.nbytes for tensor in shard.values())
 
 
 def _shards(

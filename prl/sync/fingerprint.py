@@ -7,6 +7,7 @@ digests are combined in order of the names, so the order in which tensors arrive
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 
@@ -19,28 +20,48 @@ _STRIDE = 2_654_435_761  # odd and near 2**32 / golden ratio: positions spread o
 
 
 class Fingerprinter:
-    """Collects tensors one at a time, for callers that stream a model."""
+    """Collects tensors one at a time, for callers that stream a model.
+
+    What is sampled on a GPU stays there until `result`, which fetches it all at once: one wait for the device
+    instead of one for each tensor.
+    """
 
     def __init__(self, mode: str = "sampled") -> None:
         if mode not in MODES:
             raise ValueError(f"fingerprint mode {mode!r}: must be one of {', '.join(MODES)}")
         self._mode = mode
         self._digests: dict[str, bytes] = {}
+        self._headers: dict[str, bytes] = {}
+        self._on_device: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Take a tensor (any shape, dtype and device) into account. Raises ValueError on a second `name`."""
-        if name in self._digests:
+        if name in self._headers:
             raise ValueError(f"{name}: two tensors of this name in one set of weights")
-        digest = hashlib.blake2b(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode(), digest_size=16)
-        digest.update(_bits(_values(tensor.detach(), self._mode)))
-        self._digests[name] = digest.digest()
+        self._headers[name] = f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode()
+        values = _values(tensor.detach(), self._mode).contiguous().view(torch.uint8)
+        if values.device.type == "cuda" and self._mode == "sampled":
+            self._on_device[name] = values.clone()
+        else:
+            self._digest(name, values.cpu())
 
     def result(self) -> str:
         """Fingerprint of everything added so far: 32 hexadecimal digits after the mode."""
+        for device in {values.device for values in self._on_device.values()}:
+            here = {name: values for name, values in self._on_device.items() if values.device == device}
+            fetched = torch.cat(list(here.values())).cpu().split([len(values) for values in here.values()])
+            for name, values in zip(here, fetched, strict=True):
+                self._digest(name, values)
+        self._on_device.clear()
         whole = hashlib.blake2b(digest_size=16)
         for name in sorted(self._digests):
             whole.update(self._digests[name])
         return f"{self._mode}:{whole.hexdigest()}"
+
+    def _digest(self, name: str, values: Tensor) -> None:
+        digest = hashlib.blake2b(self._headers[name], digest_size=16)
+        digest.update(values.numpy().tobytes())
+        self._digests[name] = digest.digest()
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]], mode: str = "sampled") -> str:
@@ -55,11 +76,10 @@ def _values(tensor: Tensor, mode: str) -> Tensor:
     flat = tensor.reshape(-1)
     if mode == "full" or flat.numel() <= SAMPLES_PER_TENSOR:
         return flat
-    steps = torch.arange(SAMPLES_PER_TENSOR, device=flat.device)
-    return flat[(steps * _STRIDE) % flat.numel()]
+    return flat[_positions(flat.numel(), flat.device)]
 
 
-def _bits(values: Tensor) -> bytes:
-    if values.numel() == 0:
-        return b""
-    return values.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+@functools.lru_cache(maxsize=256)
+def _positions(size: int, device: torch.device) -> Tensor:
+    """Where a tensor of `size` elements is read; a model has few sizes, so they are kept."""
+    return (torch.arange(SAMPLES_PER_TENSOR, device=device) * _STRIDE) % size

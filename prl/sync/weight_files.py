@@ -1,4 +1,4 @@
-"""Reading a directory of safetensors in the Hugging Face layout: one file, or shards with an index."""
+"""Reading a directory of safetensors: one file, shards with an index (Hugging Face), or an adapter (PEFT)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""What PEFT calls the two files of an adapter."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -69,6 +71,7 @@ def _files(directory: Path) -> list[Path]:
     if index.is_file():
         names = json.loads(index.read_text())["weight_map"].values()
         return [directory / name for name in sorted(set(names))]
-    if (directory / SINGLE_FILE).is_file():
-        return [directory / SINGLE_FILE]
-    raise FileNotFoundError(f"{directory}: holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    for single in (SINGLE_FILE, ADAPTER_FILE):
+        if (directory / single).is_file():
+            return [directory / single]
+    raise FileNotFoundError(f"{directory}: holds neither {SINGLE_FILE} nor {INDEX_FILE} nor {ADAPTER_FILE}")

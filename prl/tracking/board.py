@@ -86,13 +86,18 @@ class Board:
         """The newest step whose optimizer step is done; 0 before the first."""
         return max((step for step, row in self.rows.items() if row.trained), default=0)
 
+    def curve(self, column: str) -> dict[int, float]:
+        """One watched value (a field of `Row`) by step."""
+        values = ((step, getattr(row, column)) for step, row in sorted(self.rows.items()))
+        return {step: value for step, value in values if value is not None}
+
     def rewards(self) -> dict[int, float]:
         """Mean training reward by step."""
-        return {step: row.reward for step, row in sorted(self.rows.items()) if row.reward is not None}
+        return self.curve("reward")
 
     def losses(self) -> dict[int, float]:
         """Mean loss by step."""
-        return {step: row.loss for step, row in sorted(self.rows.items()) if row.loss is not None}
+        return self.curve("loss")
 
     def _take(self, record: Record) -> bool:
         """Fill the row of the record's step; True if this record completed it."""

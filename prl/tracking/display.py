@@ -1,13 +1,8 @@
-"""What the terminal shows while a run goes on: a live table, or one plain line a step.
-
-A thread of its own tails the metric streams: a terminal that blocks must not stop the supervisor.
-"""
+"""What the terminal shows while a run goes on: a live table, or one plain line a step."""
 
 from __future__ import annotations
 
-import logging
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from prl.tracking.board import Board, Row
+from prl.tracking.progress import outlook
 from prl.tracking.reader import MetricTails
+from prl.tracking.terminal import Follower, LivePicture, PlainNotes, clock, is_live
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-log = logging.getLogger(__name__)
-
 REFRESH_SECONDS = 0.5
 LIVE_ROWS = 12
+BAR_WIDTH = 30
 
 
 class View(Protocol):
@@ -45,39 +41,21 @@ class Display:
         self._tails = MetricTails(metrics)
         self.board = Board(max_steps)
         self._view = make_view(mode, out or sys.stdout)
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
+        self._follower = Follower(self._view, self._look, REFRESH_SECONDS)
+        self.note = self._follower.note
 
     def start(self) -> None:
         self.board.update(self._tails.read())  # what earlier attempts did is not news
-        self._thread.start()
-
-    def note(self, text: str) -> None:
-        """Say something that stays on the terminal; may be called from any thread."""
-        with self._lock:
-            self._view.note(text)
+        self._follower.start()
 
     def close(self, timeout: float = 2.0) -> None:
         """A last look at the streams, then leave the terminal as it was."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
-        if not self._thread.is_alive():
+        if self._follower.close(timeout):
             self.board.update(self._tails.read())  # a view that failed did not look
 
-    def _follow(self) -> None:
-        try:
-            while not self._stop.wait(REFRESH_SECONDS):
-                self._look()
-            self._look()
-            self._view.close()
-        except OSError as error:  # the terminal or the pipe is gone; the run is not
-            log.warning("nothing more is shown: %s", error)
-
-    def _look(self) -> None:
+    def _look(self, last: bool) -> None:
         finished = self.board.update(self._tails.read())
-        with self._lock:
+        with self._follower.lock:
             self._view.show(self.board, finished)
 
 
@@ -85,54 +63,32 @@ def make_view(mode: str, out: TextIO) -> View:
     """The view for live, plain, none or auto (live on a terminal, else plain)."""
     if mode == "none":
         return SilentView(out)
-    if mode == "live" or (mode == "auto" and out.isatty()):
-        return LiveView(out)
-    return PlainView(out)
+    return LiveView(out) if is_live(mode, out) else PlainView(out)
 
 
-class SilentView:
+class SilentView(PlainNotes):
     """Shows nothing but notes."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
 
     def show(self, board: Board, finished: list[Row]) -> None: ...
 
-    def note(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
 
-    def close(self) -> None: ...
-
-
-class PlainView(SilentView):
+class PlainView(PlainNotes):
     """One line a step."""
 
     def show(self, board: Board, finished: list[Row]) -> None:
         for row in finished:
-            clock, end = time.strftime("%H:%M:%S"), board.max_steps or "∞"
-            self.note(f"{clock} step {row.step}/{end}  {plain_line(row)}")
+            self.note(f"{clock()} step {row.step}/{board.max_steps or '∞'}  {plain_line(row)}")
 
 
-class LiveView:
+class LiveView(LivePicture):
     """A table of the newest steps that redraws itself."""
 
     def __init__(self, out: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         self._started = time.monotonic()
-        console = Console(file=out)
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-        self._live.start()
+        super().__init__(out)
 
     def show(self, board: Board, finished: list[Row]) -> None:
-        self._live.update(live_picture(board, time.monotonic() - self._started), refresh=True)
-
-    def note(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
-
-    def close(self) -> None:
-        self._live.stop()
+        self.draw(live_picture(board, time.monotonic() - self._started))
 
 
 @dataclass(frozen=True)
@@ -185,6 +141,7 @@ def _live_columns(rows: list[Row]) -> list[Column]:
 def live_picture(board: Board, seconds: float) -> Group:
     """The newest steps as a table, and a line that says how far the run is and how long it took."""
     from rich.console import Group
+    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
@@ -197,5 +154,9 @@ def live_picture(board: Board, seconds: float) -> Group:
         cells = [column.text(row) or "" for column in columns]
         table.add_row(str(row.step), *cells, style="" if row.trained else "dim")
     state = f"step {board.trained_step}/{board.max_steps or '∞'}" if rows else "starting"
-    clock = f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
-    return Group(table, Text(f"{state}  {clock}", style="dim"))
+    told = Text(f"{state}  {seconds // 60:.0f}:{seconds % 60:02.0f}{outlook(board)}", style="dim")
+    if not rows or not board.max_steps:
+        return Group(table, told)
+    foot = Table.grid(padding=(0, 1))
+    foot.add_row(ProgressBar(total=board.max_steps, completed=board.trained_step, width=BAR_WIDTH), told)
+    return Group(table, foot)

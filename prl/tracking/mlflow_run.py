@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
-import os
-import shlex
-import subprocess
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from prl.run_dir import RunDir, write_atomic
+from prl.tracking.board import Board
+from prl.tracking.facts import Facts, tags_of
+from prl.tracking.mlflow_inputs import log_inputs
+from prl.tracking.mlflow_models import exports, register, weights_of
 from prl.tracking.mlflow_store import Store, create_database, locked, quieten_mlflow
 from prl.tracking.mlflow_sweep import join_sweep, settle_sweep
+from prl.tracking.mlflow_traces import send_traces, table_of
 from prl.tracking.names import MetricNames, safe_name
-from prl.tracking.params import flatten, redact, redact_override
-from prl.tracking.reader import Record
+from prl.tracking.params import flatten, redact
+from prl.tracking.plots import write_plots
+from prl.tracking.provenance import attempt_files
+from prl.tracking.reader import MetricTails, Record
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -35,17 +37,6 @@ REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 """Error codes that no retry cures: the data is at fault, not the tracker."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the tracker is told about a run beside its metrics. `sweep`: directory of its sweep, if any."""
-
-    run: RunDir
-    command: str
-    config: Any
-    overrides: list[str]
-    sweep: Path | None = None
-
-
 class TrackedRun:
     """Metrics, params, tags, artifacts and status of one run. Any call may raise what the tracker raises."""
 
@@ -57,6 +48,7 @@ class TrackedRun:
         self._say = say
         self._client: MlflowClient | None = None
         self._newest_step = 0
+        self._sample: dict[str, list[Any]] = {}
         self.run_id = ""
         self.parent_id: str | None = None
         self.names = MetricNames(owners)
@@ -87,6 +79,14 @@ class TrackedRun:
             for start in range(0, len(metrics), METRICS_PER_CALL):
                 self._send(metrics[start : start + METRICS_PER_CALL])
 
+    def log_traces(self, records: list[dict[str, Any]]) -> None:
+        """Send episodes (lines of `traces/stream.jsonl`) as traces of the run."""
+        assert self._client is not None
+        with locked(self._store):
+            send_traces(self._client, self._store.uri, self.run_id, records)
+        for name, column in table_of(records).items():
+            self._sample.setdefault(name, []).extend(column)
+
     def finish(self, status: str) -> None:
         """Record how the run ended: FINISHED, FAILED or KILLED; and what that means for its sweep."""
         assert self._client is not None
@@ -94,6 +94,37 @@ class TrackedRun:
             self._client.set_terminated(self.run_id, status)
             if self.parent_id:
                 settle_sweep(self._client, self.parent_id)
+
+    def add_results(self) -> None:
+        """Plots of the curves, the table of sampled traces, and where exported weights are."""
+        assert self._client is not None
+        run, client = self._facts.run, self._client
+        board, tails = Board(), MetricTails(run.metrics)
+        while records := tails.read():  # piece by piece: the streams of a long run are large
+            board.update(records)
+        plots = write_plots(board, run.path / "plots")
+        with locked(self._store):
+            for path in plots:
+                client.log_artifact(self.run_id, str(path), "plots")
+            if self._sample:
+                self._add_table(client)
+            for tag, place in exports(run).items():
+                client.set_tag(self.run_id, tag, str(place))
+
+    def register_model(self, name: str) -> int:
+        """The weights of the finished run as a version of the registered model `name`; its number."""
+        assert self._client is not None
+        weights = weights_of(self._facts.run)
+        with locked(self._store):
+            return register(self._client, name, weights, self.run_id)
+
+    def _add_table(self, client: MlflowClient) -> None:
+        """MLflow's own call would append to the rows of a call that failed half-way."""
+        file = f"traces/attempt_{self._facts.run.attempt}.json"
+        rows = list(zip(*self._sample.values(), strict=True))
+        text = json.dumps({"columns": list(self._sample), "data": rows}, ensure_ascii=False)
+        client.log_text(self.run_id, text, file)
+        client.set_tag(self.run_id, "mlflow.loggedArtifacts", json.dumps([{"path": file, "type": "table"}]))
 
     def _experiment(self, client: MlflowClient) -> str:
         name = self._facts.config.tracking.experiment
@@ -154,14 +185,18 @@ class TrackedRun:
             )
 
     def _describe(self, client: MlflowClient) -> None:
-        """Tags of the run and the config of this attempt."""
+        """Tags of the run; config, code and packages of this attempt."""
         from mlflow.entities import RunTag
 
         tags = [RunTag(key, value[:TAG_LENGTH]) for key, value in tags_of(self._facts).items()]
         client.log_batch(self.run_id, tags=tags)
         tree = {"command": self._facts.command, **redact(dataclasses.asdict(self._facts.config))}
         text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-        client.log_text(self.run_id, text, f"config/attempt_{self._facts.run.attempt}/resolved.yaml")
+        if self._facts.command == "sft":
+            log_inputs(client, self.run_id, self._facts.config)
+        files = {"resolved.yaml": text, **attempt_files(self._facts.run)}
+        for name, content in files.items():
+            client.log_text(self.run_id, content, f"config/attempt_{self._facts.run.attempt}/{name}")
 
     def _metrics(self, record: Record) -> Iterable[Metric]:
         """Points of one record; what has no step of its own is drawn at the newest step."""
@@ -207,45 +242,3 @@ class TrackedRun:
 def run_id_file(run: RunDir) -> Path:
     """Where the id of the MLflow run is kept."""
     return run.path / "mlflow_run_id"
-
-
-def tags_of(facts: Facts) -> dict[str, str]:
-    """Tags by which runs are found and compared."""
-    config, commit = facts.config, git_commit()
-    tags = {
-        "command": facts.command,
-        "model": config.model.name,
-        "cluster": config.cluster.name,
-        "attempt": str(facts.run.attempt),
-        "run_dir": str(facts.run.path),
-        "overrides": shlex.join(map(redact_override, facts.overrides)),
-        "mlflow.user": user_name(),
-        "mlflow.source.name": f"prl {facts.command}",
-        "mlflow.source.type": "LOCAL",
-    }
-    if facts.command == "rl":
-        tags |= {"algo": config.algo.name, "loss": config.loss.name, "env": ",".join(config.env)}
-    if job := os.environ.get("SLURM_JOB_ID"):
-        tags["job_id"] = job
-    if commit:
-        tags |= {"git_commit": commit, "mlflow.source.git.commit": commit}
-    return tags | {safe_name(key): value for key, value in config.run.tags.items()}
-
-
-def user_name() -> str:
-    """Who runs this; the number of an account that has no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
-
-
-def git_commit() -> str | None:
-    """Commit of the directory in which the command was given; None outside a repository."""
-    try:
-        told = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return told.stdout.strip() if told.returncode == 0 else None

@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prl.run_dir import write_atomic
-from prl.tracking.mlflow_run import Facts, TrackedRun
+from prl.tracking.facts import Facts
+from prl.tracking.mlflow_run import TrackedRun
 from prl.tracking.mlflow_store import Store
 from prl.tracking.reader import MetricTails, Record
+from prl.tracking.trace_sample import SampleState, TraceSample
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +32,21 @@ LONGEST_PAUSE = 60.0
 FINAL_PAUSE = 0.5
 NICENESS = 5
 MANY_RECORDS = 1000
+TRACE_FAILURES = 3
+"""Failures in a row after which a tracker that takes metrics is asked for no traces any more."""
+REGISTER_SECONDS = 600.0
+"""What the registration of the finished run's model may take beyond everything else: it exports weights."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """What the MLflow run `run_id` has: bytes of each stream, and the owners of names that were contested."""
+    """What the MLflow run `run_id` has: bytes of each stream, the owners of names that were contested, and
+    how far the index of episodes was sampled."""
 
     run_id: str = ""
     offsets: dict[str, int] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
+    sample: dict[str, int] = field(default_factory=dict)
 
 
 class MlflowWriter:
@@ -54,7 +63,12 @@ class MlflowWriter:
         self._tails = MetricTails(self._directory, self._saved.offsets)
         self._tracked = TrackedRun(facts, store, self._saved.owners, say)
         self._pending: list[Record] = []
+        self._facts = facts
+        self._sample = _trace_sample(facts, SampleState(**self._saved.sample))
+        self._episodes: list[dict[str, Any]] = []
+        self._trace_failures = 0
         self._troubled = False
+        self._settled = False
         self._status: str | None = None
         self._wake = threading.Event()
         self._deadline = 0.0
@@ -72,17 +86,22 @@ class MlflowWriter:
 
         Gives up after `timeout` seconds, or once `impatient` says so.
         """
+        if self._registers(status):
+            timeout += REGISTER_SECONDS
         self._deadline = time.monotonic() + timeout
         self._status = status
         self._wake.set()
         while self._thread.is_alive() and time.monotonic() < self._deadline and not impatient():
             self._thread.join(0.1)
-        done = not self._thread.is_alive() and not self._troubled
+        over = not self._thread.is_alive()
+        done = self._settled or (over and not self._troubled)
         if not done:
             self._say(
                 f"MLflow lacks the last metrics and the status {status} of this run. "
                 "They are in the run directory and follow when the run is resumed."
             )
+        elif not over:
+            self._say("MLflow lacks some of the plots and traces of this run; they are in the run directory")
         return done
 
     def _work(self) -> None:
@@ -115,19 +134,57 @@ class MlflowWriter:
                 self._save_cursor()
             if self._status is not None:
                 self._tracked.finish(self._status)
+                self._settled = True
         except Exception as error:  # whatever the tracker does, the run goes on
             self._complain(error)
             return False
         if self._troubled:
             self._troubled = False
             self._say("MLflow is back and up to date")
+        self._send_traces()
+        if self._status is not None:
+            self._add_results(self._status)
         return True
+
+    def _send_traces(self) -> None:
+        """A tracker that takes metrics but no traces costs the traces only."""
+        if self._sample is None or self._trace_failures >= TRACE_FAILURES:
+            return
+        try:
+            self._episodes += self._sample.read(closing=self._status is not None)
+            while self._episodes:
+                self._tracked.log_traces(self._episodes[:1])
+                del self._episodes[0]
+                self._trace_failures = 0
+            self._save_cursor()
+        except Exception as error:  # whatever the tracker does, the run goes on
+            log.debug("traces", exc_info=error)
+            self._trace_failures += 1
+            if self._trace_failures == TRACE_FAILURES:
+                self._say(
+                    f"MLflow takes no traces of episodes; they are in the run directory: {_text(error)}"
+                )
+
+    def _add_results(self, status: str) -> None:
+        """What is made at the end; the status is on record before, whatever happens here."""
+        try:
+            self._tracked.add_results()
+            if self._registers(status):
+                name = self._facts.config.tracking.register_model
+                self._say(f"MLflow has the weights as version {self._tracked.register_model(name)} of {name}")
+        except Exception as error:  # whatever the tracker does, the run is over and its files are there
+            log.debug("results", exc_info=error)
+            self._say(f"MLflow lacks the plots or the weights of this run: {_text(error)}")
+
+    def _registers(self, status: str) -> bool:
+        return status == "FINISHED" and bool(self._facts.config.tracking.register_model)
 
     def _start_over_if_new(self) -> None:
         """A tracker that did not know the run gets all of it, whatever another one was told before."""
         if self._saved.run_id != self._tracked.run_id:
             self._tails = MetricTails(self._directory)
-            self._pending = []
+            self._pending, self._episodes = [], []
+            self._sample = _trace_sample(self._facts, SampleState())
 
     def _read(self) -> list[Record]:
         """Records that are not in the tracker yet; a backlog is read as fast as the tracker takes it."""
@@ -136,14 +193,14 @@ class MlflowWriter:
         return self._pending
 
     def _save_cursor(self) -> None:
-        cursor = Cursor(self._tracked.run_id, self._tails.offsets, self._tracked.names.owners)
+        sample = dataclasses.asdict(self._sample.state) if self._sample else {}
+        cursor = Cursor(self._tracked.run_id, self._tails.offsets, self._tracked.names.owners, sample)
         write_atomic(self._cursor, json.dumps(dataclasses.asdict(cursor)))
 
     def _complain(self, error: Exception) -> None:
         log.debug("tracker", exc_info=error)
         if not self._troubled:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            self._say(f"MLflow cannot be reached, the run goes on without it: {reason}")
+            self._say(f"MLflow cannot be reached, the run goes on without it: {_text(error)}")
         self._troubled = True
 
 
@@ -152,6 +209,21 @@ def lower_priority() -> None:
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+
+
+def _trace_sample(facts: Facts, state: SampleState) -> TraceSample | None:
+    """The episodes of an rl run; an evaluation sends its own sample with its results."""
+    if facts.command != "rl":
+        return None
+    tracking = facts.config.tracking
+    return TraceSample(
+        facts.run.traces, tracking.traces_per_step, tracking.max_traces, facts.config.max_steps, state
+    )
+
+
+def _text(error: Exception) -> str:
+    """An error in one line of bounded length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _read_cursor(path: Path) -> Cursor:

@@ -7,7 +7,9 @@ one, many sequences on a GPU go through one variable-length kernel.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -37,11 +39,10 @@ def register_packed_attention() -> str:
     return PACKED
 
 
-def exclude_attention_from_compilation() -> None:
-    """Keep the kernel out of compiled layers: each new set of lengths would compile them anew."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
+@torch.compiler.disable
+def _attend_outside_of_graphs(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+    """Keeps several sequences out of compiled layers: each new set of lengths would compile them anew."""
+    return _attend(query, key, value, **options)
 
 
 def packed_attention(
@@ -67,16 +68,32 @@ def packed_attention(
         raise ValueError(
             "trainer.attn=auto|flash does plain causal attention only; use trainer.attn=sdpa or flex"
         )
-    assert attention_mask is None and query.shape[0] == 1 and sum(sequence_lengths) == query.shape[2]
-    many = len(sequence_lengths) > ONE_BY_ONE and not dropout
-    if many and query.is_cuda and query.dtype != torch.float32:
-        return _variable_length(query, key, value, sequence_lengths, scaling), None
-    options = {"dropout_p": dropout, "is_causal": True, "scale": scaling, "enable_gqa": True}
-    parts = (tensor.split(list(sequence_lengths), 2) for tensor in (query, key, value))
-    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
-        outputs = [F.scaled_dot_product_attention(q, k, v, **options) for q, k, v in zip(*parts, strict=True)]
-    whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
-    return whole.transpose(1, 2), None
+    compiling = torch.compiler.is_compiling()
+    assert attention_mask is None and query.shape[0] == 1
+    assert compiling or sum(sequence_lengths) == query.shape[2]
+    options = {"lengths": sequence_lengths, "scaling": scaling, "dropout": dropout}
+    if compiling and len(sequence_lengths) > 1:
+        return _attend_outside_of_graphs(query, key, value, options), None
+    return _attend(query, key, value, **options), None
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scaling: float | None, dropout: float
+) -> Tensor:
+    """[1, n, heads, d]. A lone sequence's length is not looked at: one compiled graph serves them all."""
+    dense = {"dropout_p": dropout, "is_causal": True, "scale": scaling, "enable_gqa": True}
+    if len(lengths) == 1:
+        return F.scaled_dot_product_attention(query, key, value, **dense).transpose(1, 2)
+    if len(lengths) > ONE_BY_ONE and not dropout and query.is_cuda and query.dtype != torch.float32:
+        return _variable_length(query, key, value, lengths, scaling)
+    parts = (tensor.split(list(lengths), 2) for tensor in (query, key, value))
+    outputs = [F.scaled_dot_product_attention(q, k, v, **dense) for q, k, v in zip(*parts, strict=True)]
+    return torch.cat(outputs, 2).transpose(1, 2)
+
+
+def kernel_choice(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """Makes a context in which torch tries its attention kernels in the order of their speed in training."""
+    return partial(sdpa_kernel, FASTEST_FIRST, set_priority=True) if device.type == "cuda" else nullcontext
 
 
 def _variable_length(

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -127,11 +128,17 @@ def all_gather_json(value: Any, world: World) -> list[Any]:
     if world.size == 1:
         return [value]
     data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=world.device)
+    return [json.loads(bytes(row.tolist())) for row in all_gather_rows(data, world)]
+
+
+def all_gather_rows(row: Tensor, world: World) -> list[Tensor]:
+    """The 1-d `row` of every rank, by rank; they may be of different lengths. Collective."""
+    if world.size == 1:
+        return [row]
     sizes = [torch.zeros(1, dtype=torch.int64, device=world.device) for _ in range(world.size)]
-    dist.all_gather(sizes, torch.tensor([data.numel()], device=world.device))
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=world.device)
-    padded[: data.numel()] = data
+    dist.all_gather(sizes, torch.tensor([row.numel()], device=world.device))
+    padded = row.new_zeros(max(int(size) for size in sizes))
+    padded[: row.numel()] = row
     rows = [torch.empty_like(padded) for _ in range(world.size)]
     dist.all_gather(rows, padded)
-    return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+    return [found[: int(size)] for found, size in zip(rows, sizes, strict=True)]

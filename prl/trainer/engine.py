@@ -6,18 +6,31 @@ import gc
 import logging
 import math
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from prl.checkpoint.background import BackgroundSaver
+from prl.checkpoint.pretrained import holds_float32, read_pretrained
+from prl.checkpoint.save import weights
+from prl.checkpoint.zero import loading, partitions
 from prl.config.schema import RlConfig, SftConfig
+from prl.config.training import MuonConfig
+from prl.model_path import resolve_model_path
+from prl.trainer.attention import kernel_choice
 from prl.trainer.distributed import World, import_deepspeed
+from prl.trainer.flops import model_cost
+from prl.trainer.lora import install_lora
 from prl.trainer.model import compute_dtype, load_policy
 from prl.trainer.muon import Muon, bind_layouts
 from prl.trainer.optimizers import build_optimizer, set_learning_rates
+from prl.trainer.published import Published, adapter_weights, buckets, merged_weights
+from prl.trainer.routing import RouterWatch
 from prl.trainer.schedulers import build_schedule
-from prl.trainer.zero import check_zero, deepspeed_config, effective_stage
+from prl.trainer.zero import check_zero, deepspeed_config, effective_stage, shard_as_built
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -56,15 +69,26 @@ class TrainEngine:
         check_zero(config.zero, config.optim, config.trainer.compile)
         self.world = world
         self.device = world.device
+        self._kernels = kernel_choice(world.device)
         self._schedule_of = (config.scheduler, config.optim.lr, total_steps)
         self.start_schedule(0)
         self._max_norm = config.optim.max_norm
+        self.publishes_adapter = config.lora.rank > 0 and config.lora.publish == "adapter"
         dtype = compute_dtype(config.trainer, world.device)
         self.stage = effective_stage(config.zero, dtype)
         deepspeed = import_deepspeed()
         self._gathered = deepspeed.zero.GatheredParameters
-        self.model = model or load_policy(config.model, config.trainer, world.device, config.seed)
+        settings = deepspeed_config(config.zero, config.optim, dtype, on_gpu=world.device.type == "cuda")
+        from_files = model is None and not config.model.random_init and not config.lora.rank
+        # Muon tells matrices by their shape, which shards do not have.
+        straight = from_files and self.stage == 3 and not isinstance(config.optim, MuonConfig)
+        sharded = partial(shard_as_built, settings, dtype) if straight else None
+        self.model = model or load_policy(config.model, config.trainer, world.device, config.seed, sharded)
         self.model.to(world.device)
+        install_lora(self.model, config.lora, config.seed)
+        self.saver = BackgroundSaver()
+        self.routing = RouterWatch(self.model)
+        self.cost = model_cost(self.model.config)
         self.optimizer: Optimizer = build_optimizer(config.optim, self.model)
         self._stage_0_norm = math.nan
         if self.stage == 0:
@@ -73,11 +97,20 @@ class TrainEngine:
             model=self.model,
             model_parameters=[p for p in self.model.parameters() if p.requires_grad],
             optimizer=self.optimizer,
-            config=deepspeed_config(config.zero, config.optim, dtype, on_gpu=world.device.type == "cuda"),
+            config=settings,
             dist_init_required=False,
         )
+        if straight or (from_files and dtype != torch.float32):
+            self._read_weights(resolve_model_path(config.model), always=straight)
         if isinstance(self.optimizer, Muon) and self.stage:
             bind_layouts(self.optimizer, self.deepspeed.optimizer, self.stage)
+
+    def _read_weights(self, directory: Path, *, always: bool) -> None:
+        """Fill the float32 masters from the files: what went through the compute type has lost precision."""
+        if always or holds_float32(directory):
+            with loading(self.deepspeed):
+                targets = weights(self.deepspeed, partitions(self.deepspeed))
+                read_pretrained(directory, targets, self.model.config.to_dict())
 
     def start_schedule(self, after: int) -> None:
         """Let the learning-rate schedule begin after step `after` and fill what is left of the run."""
@@ -93,15 +126,18 @@ class TrainEngine:
         sequence_lengths: tuple[int, ...],
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of one packed row, see `policy_forward`."""
-        return self.deepspeed(input_ids, position_ids, temperatures, sequence_lengths)
+        with self._kernels():
+            return self.deepspeed(input_ids, position_ids, temperatures, sequence_lengths)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` (a scalar, this rank's share of the global loss)."""
-        # DeepSpeed averages over ranks; the sum is meant.
-        self.deepspeed.backward(loss * self.world.size)
+        with self._kernels():  # recomputation must choose as forward did
+            # DeepSpeed averages over ranks; the sum is meant.
+            self.deepspeed.backward(loss * self.world.size)
 
     def step(self, step: int) -> StepInfo:
         """The update of step `step` (from 1). Raises FloatingPointError on a gradient that is not finite."""
+        self.saver.check()
         lr = set_learning_rates(self.optimizer, self.schedule(step - self.schedule_start))
         self.deepspeed.step()
         norm = self._stage_0_norm if self.stage == 0 else float(self.deepspeed.get_global_grad_norm())
@@ -115,32 +151,30 @@ class TrainEngine:
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, whole tensor) of every parameter and saved buffer, in the compute type.
 
-        Tied weights come once. Collective: every rank must exhaust it. A tensor is valid until the next step.
+        Tied weights come once, adapters are merged into their layers. Collective: every rank must exhaust it.
+        A tensor is valid until the next step.
         """
-        for bucket in self._buckets():
-            with self._gathered([p for _, p in bucket], enabled=self.stage == 3):
-                for name, parameter in bucket:
-                    yield name, parameter.detach()
+        yield from self._gather(merged_weights(self.model))
         saved = self.model.state_dict(keep_vars=True)
         yield from ((name, b.detach()) for name, b in self.model.named_buffers() if name in saved)
 
+    def adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(PEFT's name, whole tensor) of every A and B, like `full_tensors`."""
+        yield from self._gather(adapter_weights(self.model))
+
+    def _gather(self, published: Iterator[Published]) -> Iterator[tuple[str, Tensor]]:
+        for bucket in buckets(published, GATHER_ELEMENTS):
+            parameters = [p for entry in bucket for p in entry.parameters]
+            with self._gathered(parameters, enabled=self.stage == 3):
+                for entry in bucket:
+                    yield from entry.tensors().items()
+
     def close(self) -> None:
-        """Release DeepSpeed's hooks and buffers."""
+        """Wait for a save that is under way; release DeepSpeed's hooks and buffers."""
+        self.saver.wait()
         self.deepspeed.destroy()
         del self.deepspeed, self.model, self.optimizer
         gc.collect()
-
-    def _buckets(self) -> Iterator[list[tuple[str, torch.nn.Parameter]]]:
-        bucket: list[tuple[str, torch.nn.Parameter]] = []
-        elements = 0
-        for name, parameter in self.model.named_parameters():
-            size = getattr(parameter, "ds_numel", parameter.numel())
-            if bucket and elements + size > GATHER_ELEMENTS:
-                yield bucket
-                bucket, elements = [], 0
-            bucket.append((name, parameter))
-            elements += size
-        yield bucket
 
     def _clip_at_stage_0(self, optimizer: Optimizer, *_: object) -> None:
         """Runs after DeepSpeed's all-reduce and before the update."""

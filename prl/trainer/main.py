@@ -10,17 +10,24 @@ from pathlib import Path
 
 import torch
 
+from prl.checkpoint.marker import PARTS, step_dir
 from prl.checkpoint.resolve import checkpoints_dir
+from prl.checkpoint.retention import disk
 from prl.config.schema import RlConfig, SftConfig
 from prl.run_dir import RunDir
-from prl.sync.filesystem import FilesystemPublisher
+from prl.sync.publishers import Publisher, make_publisher
 from prl.tracking.stream import MetricStream
 from prl.trainer import checkpoints, distributed
 from prl.trainer.engine import TrainEngine
-from prl.trainer.receiver import BatchReceiver
+from prl.trainer.lora import adapter_config
+from prl.trainer.receiver import Receiver, open_receiver
 from prl.trainer.step import log_line, train_step
+from prl.trainer.token_log import TokenLog, open_token_log
 
 log = logging.getLogger(__name__)
+
+WARN_STEPS = 10
+"""Steps from one possible warning to the next."""
 
 
 def main(config: RlConfig, run: RunDir, role: str) -> None:
@@ -33,18 +40,21 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
         return
     engine, start = start_engine(config, run, role)
     stream = MetricStream(run.metric_file("trainer"), "trainer") if engine.world.rank == 0 else None
-    publisher = FilesystemPublisher(run.broadcasts, config.sync) if engine.world.rank == 0 else None
+    publisher = make_publisher(run.broadcasts, config.sync, engine.world.rank, engine.device)
     publish(engine, publisher, start)
     address = run.wait_for_address_blocking("orchestrator", config.cluster.start_timeout)
-    receiver = BatchReceiver(address, engine.world.rank, engine.world.size)
+    receiver = open_receiver(address, engine.world.rank, engine.world.size)
+    token_log = open_token_log(run, engine.world.rank, config.tracking.token_logprobs)
     collect_garbage_rarely()
     for step in count(start + 1):
-        metrics = one_step(config, run, engine, receiver, publisher, step)
+        metrics = one_step(config, run, engine, receiver, publisher, step, token_log)
         if stream:
             stream.log(metrics, step)
         if step % config.trainer.gc_interval == 0:
             gc.collect()
         if step == config.max_steps:
+            break
+        if stop_on_request(config, run, engine, step):
             break
     receiver.close()
     stop(engine, stream)
@@ -54,38 +64,60 @@ def one_step(
     config: RlConfig,
     run: RunDir,
     engine: TrainEngine,
-    receiver: BatchReceiver,
-    publisher: FilesystemPublisher | None,
+    receiver: Receiver,
+    publisher: Publisher,
     step: int,
+    token_log: TokenLog | None = None,
 ) -> dict[str, float]:
     """Batch, optimizer step, weights, checkpoint; returns the metrics with the time each part took."""
     started = time.perf_counter()
     micro_batches = receiver.receive(step, config.trainer.dist_timeout)
     received = time.perf_counter()
-    metrics = train_step(engine, micro_batches, config.loss, step)
+    metrics = train_step(engine, micro_batches, config.loss, step, token_log=token_log)
     trained = time.perf_counter()
     publish(engine, publisher, step)
     published = time.perf_counter()
+    if token_log:  # while the engines load the weights
+        token_log.write(step)
     metrics["time/wait_for_batch"] = received - started
     metrics["time/broadcast_weights"] = published - trained
     if checkpoints.is_due(config.ckpt, step, config.max_steps):
         where = checkpoints_dir(config.ckpt, run)
         checkpoints.save(engine, config.ckpt, where, step, timeout=config.sync.timeout)
         metrics["time/save_ckpt"] = time.perf_counter() - published
+    metrics |= disk(checkpoints_dir(config.ckpt, run)) if config.ckpt.interval or config.ckpt.at_end else {}
     metrics["time/step"] = time.perf_counter() - started
     if engine.world.rank == 0:
         log.info(log_line(step, metrics, engine.world))
+        if step % WARN_STEPS == 0 and (text := waited_mostly(metrics)):
+            log.warning("step %d: %s", step, text)
     return metrics
 
 
-def publish(engine: TrainEngine, publisher: FilesystemPublisher | None, version: int) -> None:
+def waited_mostly(metrics: dict[str, float]) -> str | None:
+    """What to say of a step that waited for its batch longer than everything else took."""
+    waited, total = metrics["time/wait_for_batch"], metrics["time/step"]
+    if waited <= total - waited:
+        return None
+    return f"{waited:.1f} of {total:.1f} s went into waiting for rollouts; inference is the bottleneck"
+
+
+def stop_on_request(config: RlConfig, run: RunDir, engine: TrainEngine, step: int) -> bool:
+    """Whether to end after `step` because the launcher asked for it; the checkpoint is then complete."""
+    where = checkpoints_dir(config.ckpt, run)
+
+    def make() -> None:
+        checkpoints.save(engine, config.ckpt, where, step, timeout=config.sync.timeout)
+
+    return checkpoints.save_on_request(run, engine.world, step_dir(where, step), PARTS, make)
+
+
+def publish(engine: TrainEngine, publisher: Publisher, version: int) -> None:
     """Publish v(version) from rank 0. Collective: the other ranks take part in gathering."""
-    if publisher is None:
-        for _ in engine.full_tensors():
-            pass
-        return
-    weights = publisher.publish(version, engine.full_tensors())
-    log.info("published v%d: %.1f MB, %s", version, weights.num_bytes / 1e6, weights.fingerprint)
+    alone = engine.publishes_adapter
+    tensors = engine.adapter_tensors if alone else engine.full_tensors
+    if weights := publisher.publish(version, tensors, adapter_config(engine.model) if alone else None):
+        log.info("published v%d: %.1f MB, %s", version, weights.num_bytes / 1e6, weights.fingerprint)
 
 
 def already_done(config: RlConfig | SftConfig) -> bool:

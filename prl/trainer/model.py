@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,9 @@ from torch import Tensor
 
 from prl.config.training import ModelConfig, TrainerConfig
 from prl.model_path import resolve_model_path
-from prl.trainer.attention import (
-    PACKED,
-    exclude_attention_from_compilation,
-    register_packed_attention,
-)
+from prl.trainer.attention import PACKED, register_packed_attention
 from prl.trainer.lm_head import EAGER, compiled_kernels, install_chunked_head, shift_right
+from prl.trainer.recompute import compile_layers, install_recompute
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -36,12 +35,17 @@ def compute_dtype(trainer: TrainerConfig, device: torch.device) -> torch.dtype:
 
 
 def load_policy(
-    model: ModelConfig, trainer: TrainerConfig, device: torch.device, seed: int
+    model: ModelConfig,
+    trainer: TrainerConfig,
+    device: torch.device,
+    seed: int,
+    sharded: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> PreTrainedModel:
     """The model of `model` in its compute type, in train mode, with the forward of `policy_forward`.
 
-    `random_init` initialises from `seed` and needs config.json only. Raises ValueError for a model or a
-    setting that the trainer cannot serve exactly.
+    `random_init` initialises from `seed` and needs config.json only. With `sharded`, a context that takes
+    every parameter apart as soon as it exists, weights are left undefined: read them into the shards.
+    Raises ValueError for a model or a setting that the trainer cannot serve exactly.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -51,13 +55,18 @@ def load_policy(
     dtype = compute_dtype(trainer, device)
     config = _model_config(path, model.num_layers)
     config._attn_implementation = attention_name(trainer.attn, config, device)
-    if model.random_init:
+    if sharded:
+        with sharded():
+            policy = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        _renew_rotary(policy)
+    elif model.random_init:
         torch.manual_seed(seed)
         with device:
             policy = AutoModelForCausalLM.from_config(config, dtype=dtype)
     else:
         policy = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, local_files_only=True)
-    log.info("%s from %s: %s parameters", type(policy).__name__, path, f"{policy.num_parameters():,}")
+    size = sum(getattr(p, "ds_numel", p.numel()) for p in policy.parameters())
+    log.info("%s from %s: %s parameters", type(policy).__name__, path, f"{size:,}")
     return make_policy(policy, trainer)
 
 
@@ -68,12 +77,9 @@ def make_policy(policy: PreTrainedModel, trainer: TrainerConfig) -> PreTrainedMo
     kernels = compiled_kernels() if trainer.compile else EAGER
     install_chunked_head(policy.get_output_embeddings(), trainer.lm_head_chunk, kernels)
     policy.forward = types.MethodType(policy_forward, policy)
-    if trainer.recompute == "full":
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    install_recompute(policy, trainer)
     if trainer.compile:
-        exclude_attention_from_compilation()
-        for layer in policy.base_model.layers:
-            layer.compile()
+        compile_layers(policy)
     return policy
 
 
@@ -102,6 +108,14 @@ def policy_forward(
     return shift_right(logprobs, entropy, self.config.get_text_config().vocab_size)
 
 
+def _renew_rotary(policy: PreTrainedModel) -> None:
+    """Frequencies in float32: a context that shards parameters turns all buffers into the compute type."""
+    for name, module in list(policy.named_modules()):
+        if hasattr(module, "inv_freq"):
+            parent = policy.get_submodule(name.rpartition(".")[0])
+            setattr(parent, name.rpartition(".")[2], type(module)(config=module.config))
+
+
 def attention_name(choice: str, config: PretrainedConfig, device: torch.device) -> str:
     """transformers' name of the attention kernel for `trainer.attn`.
 
@@ -115,6 +129,8 @@ def attention_name(choice: str, config: PretrainedConfig, device: torch.device) 
             "it needs a GPU" if device.type != "cuda" else f"{config.model_type} has sliding or linear layers"
         )
         raise ValueError(f"trainer.attn=flash: {why}; use trainer.attn=auto")
+    if choice == "flex" and device.type != "cuda":
+        raise ValueError("trainer.attn=flex: torch has no backward of it on CPUs; use trainer.attn=auto")
     if choice == "flash" or (choice == "auto" and plain):
         return register_packed_attention()
     return "flex_attention" if choice == "flex" else "sdpa"

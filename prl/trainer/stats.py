@@ -9,17 +9,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prl.trainer.distributed import World, all_gather_json
+from prl.trainer.distributed import World, all_gather_json, all_gather_rows
 
 
 class Moments(NamedTuple):
-    """Number, sum, sum of squares, minimum and maximum of the values of a set of tokens."""
+    """Number, sum, sum of squares, minimum and maximum of the values of a set of tokens.
+
+    `median` is that of the whole set where it is reported; it does not merge.
+    """
 
     tokens: float
     total: float
     squares: float
     low: float
     high: float
+    median: float = math.nan
 
     @property
     def mean(self) -> float:
@@ -45,10 +49,13 @@ class TokenStats:
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Tensor]] = {}
+        self._values: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, values: Tensor) -> None:
         """Take a vector over tokens into account; NaN marks tokens that are not part of the metric."""
         self._parts.setdefault(name, []).append(_moments(values.detach()))
+        if "median" in suffixes(name):
+            self._values.setdefault(name, []).append(values.detach().float().flatten())
 
     def reduce(self, world: World) -> dict[str, Moments]:
         """Moments over all rows of all ranks. Collective; ranks may know different names."""
@@ -57,7 +64,17 @@ class TokenStats:
             for name, numbers in rank_stats.items():
                 moments = Moments(*numbers)
                 merged[name] = merged[name].merge(moments) if name in merged else moments
+        for name in sorted(merged):
+            if "median" in suffixes(name):
+                merged[name] = merged[name]._replace(median=self._median(name, world))
         return merged
+
+    def _median(self, name: str, world: World) -> float:
+        """Collective, for a name that any rank knows."""
+        own = torch.cat(self._values.get(name) or [torch.empty(0, device=world.device)])
+        values = torch.cat(all_gather_rows(own[~own.isnan()], world)).sort().values
+        middle = values[(len(values) - 1) // 2 : len(values) // 2 + 1]
+        return float(middle.double().mean())
 
     def _local(self) -> dict[str, list[float]]:
         if not self._parts:
@@ -67,7 +84,7 @@ class TokenStats:
         merged: dict[str, Moments] = {}
         for name, row in zip(names, rows, strict=True):
             merged[name] = merged[name].merge(Moments(*row)) if name in merged else Moments(*row)
-        return {name: list(moments) for name, moments in merged.items() if moments.tokens}
+        return {name: list(moments[:5]) for name, moments in merged.items() if moments.tokens}
 
 
 def _moments(values: Tensor) -> Tensor:
@@ -83,11 +100,13 @@ def _moments(values: Tensor) -> Tensor:
 
 TWO_SIDED = ("mean", "std", "max")
 ONE_SIDED = ("mean", "max")
-ALL = ("mean", "std", "min", "max")
+ALL = ("mean", "median", "std", "min", "max")
 
 
 def suffixes(name: str) -> Sequence[str]:
-    """Which statistics of a token metric are reported."""
+    """Which statistics of a token metric are reported. The loss is a sum, of which only the total counts."""
+    if name == "loss":
+        return ()
     if name.startswith(("entropy/", "mismatch_kl/")):
         return TWO_SIDED
     if name.rpartition("/")[2] in ("is_masked", "masked_mismatch_kl", "unmasked_mismatch_kl"):
@@ -109,4 +128,5 @@ def named_statistics(moments: dict[str, Moments]) -> dict[str, float]:
 
 
 def _statistic(moments: Moments, suffix: str) -> float:
-    return {"mean": moments.mean, "std": moments.std, "min": moments.low, "max": moments.high}[suffix]
+    names = {"min": "low", "max": "high"}
+    return float(getattr(moments, names.get(suffix, suffix)))

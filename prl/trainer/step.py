@@ -2,48 +2,73 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from prl.config.loss import LossConfig
 from prl.loss.batch import MicroBatchTensors, from_micro_batch
-from prl.loss.components import compute_loss, count_members
+from prl.loss.components import NonFiniteLoss, compute_loss, count_members
 from prl.orchestrator.packing import zero_loss_clone
 from prl.records import MicroBatch
 from prl.trainer.distributed import World, all_gather_json
 from prl.trainer.engine import TrainEngine
+from prl.trainer.flops import peak_flops, training_flops
 from prl.trainer.stats import TokenStats, named_statistics
+from prl.trainer.token_log import TokenLog
+
+log = logging.getLogger(__name__)
 
 
 def train_step(
-    engine: TrainEngine, micro_batches: Sequence[MicroBatch], loss_config: LossConfig, step: int
+    engine: TrainEngine,
+    micro_batches: Sequence[MicroBatch],
+    loss_config: LossConfig,
+    step: int,
+    *,
+    skip_non_finite: bool = False,
+    token_log: TokenLog | None = None,
 ) -> dict[str, float]:
     """Do optimizer step `step` (from 1) on this rank's rows; returns its metrics on every rank. Collective.
 
     The loss is the sum over all rows of all ranks of each component, divided by the component's members in
     the whole global batch: how the batch is cut into rows and ranks does not change the gradient. Ranks may
-    hold different numbers of rows; the missing ones are filled with rows without loss.
+    hold different numbers of rows; the missing ones are filled with rows without loss. `skip_non_finite`
+    leaves a row out whose loss is not finite, instead of raising, and tells their number in `loss/nan_count`.
+    `token_log` keeps the logprobs of some traces.
     """
+    if not micro_batches:
+        raise ValueError("a rank got no micro batch: the batch must have at least one for each rank")
     started = time.perf_counter()
     if engine.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(engine.device)
-    rows, counts, tokens = _load(engine, micro_batches)
+    first = from_micro_batch(micro_batches[0], engine.device)
+    outputs = _forward(engine, first)  # a GPU works on it while the host reads the other rows
+    rows, counts, work = _load(engine, first, micro_batches)
     loaded = time.perf_counter()
     stats = TokenStats()
-    for row in rows:
-        _forward_backward(engine, row, counts, loss_config, stats)
+    left_out = 0
+    for index, row in enumerate(rows):
+        outputs = _forward(engine, row) if index else outputs
+        if token_log:
+            token_log.note(row, outputs[0])
+        left_out += not _backward(engine, row, outputs, counts, loss_config, stats, skip_non_finite)
+    del outputs
     info = engine.step(step)
     moments = stats.reduce(engine.world)
     finished = time.perf_counter()
+    told = {"loss/nan_count": float(_total(left_out, engine))} if skip_non_finite else {}
     return {
+        **told,
         **named_statistics({name: found for name, found in moments.items() if name != "loss"}),
         "loss/mean": moments["loss"].total,
         "optim/lr": info.lr,
         "optim/grad_norm": info.grad_norm,
-        "perf/throughput": tokens / (finished - started),
+        **_speed(engine, work, finished - started),
         "perf/peak_memory": _peak_memory_gib(engine.device),
         "time/load_data": loaded - started,
         "time/forward_backward": finished - loaded,
@@ -51,19 +76,33 @@ def train_step(
 
 
 def _load(
-    engine: TrainEngine, micro_batches: Sequence[MicroBatch]
-) -> tuple[list[MicroBatchTensors], dict[str, float], int]:
-    """(rows on the device, as many on every rank; members per component and tokens of the global batch)."""
-    if not micro_batches:
-        raise ValueError("a rank got no micro batch: the batch must have at least one for each rank")
-    rows = [from_micro_batch(micro, engine.device) for micro in micro_batches]
+    engine: TrainEngine, first: MicroBatchTensors, micro_batches: Sequence[MicroBatch]
+) -> tuple[list[MicroBatchTensors], dict[str, float], dict[str, float]]:
+    """(rows, as many on every rank; members per component, tokens and FLOPs of the global batch)."""
+    rows = [first, *(from_micro_batch(micro, engine.device) for micro in micro_batches[1:])]
     members = _count(rows)
-    own = {"rows": len(rows), "tokens": sum(map(_true_tokens, micro_batches)), "members": members}
+    work = {
+        "tokens": sum(map(_true_tokens, micro_batches)),
+        "flops": training_flops(engine.cost, [row.sequence_lengths for row in rows]),
+    }
+    own = {"rows": len(rows), "members": members, **work}
     ranks = all_gather_json(own, engine.world)
     missing = max(rank["rows"] for rank in ranks) - len(rows)
     rows += [from_micro_batch(zero_loss_clone(micro_batches[0]), engine.device)] * missing
     counts = {name: sum(rank["members"][name] for rank in ranks) for name in members}
-    return rows, counts, sum(rank["tokens"] for rank in ranks)
+    return rows, counts, {name: sum(rank[name] for rank in ranks) for name in work}
+
+
+def _speed(engine: TrainEngine, work: dict[str, float], seconds: float) -> dict[str, float]:
+    """True tokens a second, of all ranks and of one, and MFU in percent where the device's peak is known."""
+    ranks, peak = engine.world.size, peak_flops(engine.device)
+    found = {
+        "perf/throughput": work["tokens"] / seconds,
+        "perf/throughput_per_gpu": work["tokens"] / seconds / ranks,
+    }
+    if peak is not None and work["flops"]:
+        found["perf/mfu"] = 100 * work["flops"] / (seconds * peak * ranks)
+    return found
 
 
 def _count(rows: Sequence[MicroBatchTensors]) -> dict[str, float]:
@@ -76,22 +115,54 @@ def _true_tokens(micro: MicroBatch) -> int:
     return sum(size for size, env in zip(micro.sequence_lengths, micro.envs, strict=True) if env)
 
 
-def _forward_backward(
+def _forward(engine: TrainEngine, row: MicroBatchTensors) -> tuple[Tensor, Tensor]:
+    return engine.forward(row.input_ids, row.position_ids, row.temperatures, tuple(row.sequence_lengths))
+
+
+def _backward(
     engine: TrainEngine,
     row: MicroBatchTensors,
+    outputs: tuple[Tensor, Tensor],
     counts: dict[str, float],
     loss_config: LossConfig,
     stats: TokenStats,
-) -> None:
-    lengths = tuple(row.sequence_lengths)
-    logprobs, entropy = engine.forward(row.input_ids, row.position_ids, row.temperatures, lengths)
-    loss, metrics = compute_loss(row, logprobs, counts, loss_config)
+    skip_non_finite: bool,
+) -> bool:
+    """Whether the row counts: False for one whose loss is not finite, where that may be skipped."""
+    logprobs, entropy = outputs
+    for name, values in engine.routing.take().items():
+        stats.add(name, values)
+    try:
+        loss, metrics = compute_loss(row, logprobs, counts, loss_config)
+    except NonFiniteLoss as error:
+        if not skip_non_finite:
+            raise
+        log.warning("a row is left out: %s", error)
+        _backward_of_nothing(engine, stats)
+        return False
     engine.backward(loss)
+    engine.routing.forget()
     stats.add("loss", loss)
     for name, values in metrics.items():
         stats.add(name, values)
     for env, positions in row.sampled.items():
         stats.add(f"entropy/{env}", entropy[positions])
+    return True
+
+
+def _total(count: int, engine: TrainEngine) -> int:
+    return sum(all_gather_json(count, engine.world))
+
+
+def _backward_of_nothing(engine: TrainEngine, stats: TokenStats) -> None:
+    """The backward pass that the other ranks wait for, of two tokens and without a gradient."""
+    positions = torch.arange(2, device=engine.device)
+    logprobs, _ = engine.forward(
+        torch.zeros_like(positions), positions, torch.ones_like(positions).float(), (2,)
+    )
+    loss = logprobs.sum() * 0.0
+    engine.backward(loss)
+    stats.add("loss", loss)
 
 
 def _peak_memory_gib(device: torch.device) -> float:
@@ -110,4 +181,7 @@ def log_line(step: int, metrics: dict[str, float], world: World) -> str:
     parts.append(f"grad norm {metrics['optim/grad_norm']:.3f}")
     parts.append(f"lr {metrics['optim/lr']:.2e}")
     parts.append(f"{metrics['perf/throughput']:.0f} tokens/s on {world.size} ranks")
+    if "perf/mfu" in metrics:
+        parts.append(f"MFU {metrics['perf/mfu']:.1f} %")
+    parts.append(f"peak {metrics['perf/peak_memory']:.1f} GiB")
     return " | ".join(parts)

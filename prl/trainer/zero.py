@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -57,8 +58,20 @@ def deepspeed_config(
         "steps_per_print": None,
     }
     if dtype == torch.bfloat16:
-        config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        # At stage 1 each gradient moves into the float32 sum as soon as it is there, and its memory is free.
+        config |= {
+            "bf16": {"enabled": True, "immediate_grad_update": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+        }
     return config
+
+
+def shard_as_built(settings: dict[str, Any], dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Within it a module's parameters are sharded over the ranks as soon as it exists (stage 3)."""
+    import deepspeed
+
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
 
 
 def _zero_section(zero: ZeroConfig, stage: int, on_gpu: bool) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Trainer:
 
     def __init__(self, case: dict[str, Any], seed: int) -> None:
         from prl.config import training
-        from prl.config.schema import SftConfig, SftDataConfig
+        from prl.config.schema import SftConfig
         from prl.trainer.distributed import join
         from prl.trainer.engine import TrainEngine
         from prl.trainer.model import make_policy
@@ -108,11 +108,12 @@ class Trainer:
         name, options = case.get("optim", ["AdamWConfig", {"lr": 1e-2, "betas": [0.9, 0.95]}])
         dtype = case.get("dtype", "float32")
         config = SftConfig(
-            data=SftDataConfig(name="none"),
+            data=None,
             optim=getattr(training, name)(**options),
             scheduler=training.LinearConfig(warmup_steps=4, decay_steps=2),
             zero=training.ZeroConfig(**case["zero"]),
             trainer=training.TrainerConfig(dtype=dtype, attn="sdpa", lm_head_chunk=0),
+            lora=training.LoraConfig(**case.get("lora", {})),
             max_steps=8,
         )
         self.world = join(0, 1, Path("unused"), 300)
@@ -312,6 +313,39 @@ def phase_killed(case: dict[str, Any]) -> None:
     if trainer.world.rank == trainer.world.size - 1:
         setattr(save, case["at"], SimpleNamespace(save=die) if case["at"] == "dcp" else die)
     save.save_trainer(trainer.deepspeed, Path(case["path"]), {})
+
+
+def phase_async(case: dict[str, Any]) -> dict[str, Any]:
+    """Save in the background, train on while a held thread has not written, resume from what was written."""
+    import threading
+
+    from prl.checkpoint import save as save_module
+    from prl.checkpoint.marker import is_complete
+    from prl.config.training import CkptConfig
+    from prl.trainer import checkpoints
+
+    trainer, root = build(case, seed=0), Path(case["root"])
+    ckpt = CkptConfig(async_save=True, keep_last=1)
+    train(trainer, 1, 2)
+    may_write, write_state = threading.Event(), save_module.write_state
+    save_module.write_state = lambda *args: may_write.wait(60) and write_state(*args)
+    checkpoints.save(trainer.engine, ckpt, root, 2, parts=("trainer",), timeout=60)
+    train(trainer, 3, 3)
+    before = is_complete(root / "step_2")
+    may_write.set()
+    checkpoints.save(trainer.engine, ckpt, root, 3, parts=("trainer",), timeout=60)
+    trainer.engine.saver.wait()
+    steps = sorted(p.name for p in root.glob("step_*"))
+
+    save_module.write_state = lambda *args: (_ for _ in ()).throw(OSError("no space left"))
+    checkpoints.save(trainer.engine, ckpt, root, 4, parts=("trainer",), timeout=60)
+    failure = "none"
+    try:
+        trainer.engine.saver.wait()
+    except RuntimeError as error:
+        failure = str(error)
+    save_module.write_state = write_state
+    return {"before": before, "steps": steps, "failure": failure, "after": is_complete(root / "step_4")}
 
 
 def phase_random(case: dict[str, Any]) -> dict[str, bool]:

@@ -19,8 +19,9 @@ from prl.checkpoint.export_source import locate
 from prl.checkpoint.marker import mark_complete, step_dir
 from prl.checkpoint.model_files import adapt_config
 from prl.config.load import dump_resolved
-from prl.config.schema import ExportConfig, SftConfig, WarmStartDataConfig
+from prl.config.schema import ExportConfig, SftConfig
 from prl.config.serving import TrackingConfig
+from prl.config.sft import WarmStartDataConfig
 from prl.config.training import AdamWConfig, CkptConfig, ModelConfig, SchedulerConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -15,6 +15,7 @@ from prl.checkpoint.optimizer_state import prepare, scalars, state_fragments
 from prl.checkpoint.trainer_state import (
     check_optimizer,
     describe_optimizer,
+    random_state,
     read_state,
     restore_rng,
     write_rng,
@@ -150,7 +151,7 @@ def test_random_state_round_trip(tmp_path):
         return [random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(()).item()]
 
     draw()
-    write_rng(tmp_path, rank=3)
+    write_rng(tmp_path, 3, random_state())
     expected = [draw(), draw()]
     restore_rng(tmp_path, rank=3)
     assert [draw(), draw()] == expected

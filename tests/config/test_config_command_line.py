@@ -118,7 +118,7 @@ def test_help_lists_groups_options_and_keys(capsys: pytest.CaptureFixture[str]) 
         assert part in text
     assert program.main(["sft", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "tiny_warm_start" in text and "rollout." not in text
+    assert "tiny_warm_start" in text and "rollout.batch_size" not in text
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

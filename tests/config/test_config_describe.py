@@ -51,5 +51,5 @@ def test_a_resumed_run_without_end(rl) -> None:
 
 def test_a_supervised_plan() -> None:
     plan = describe_plan(compose_job("sft", ["experiment=tiny_warm_start"]))
-    assert "random weights" in plan and "warm_start, 32 samples a step" in plan and "muon, lr " in plan
+    assert "random weights" in plan and "warm_start, 32 samples a step (fit)" in plan and "muon, lr " in plan
     assert "ce: cross-entropy" in plan and "engine" not in plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ NEEDS = {
     "algo/opd": ["algo.teacher.model=tiny"],
     "algo/sft": ["algo.teacher.model=tiny"],
     "loss/custom": ["loss.import_path=package.module:function"],
+    "data/rows": ["data.path=bundled:reverse_text"],
     "inference/external": ["inference.base_url=http://127.0.0.1:8000/v1"],
+    "inference/vllm": [f"inference.python={sys.executable}"],
 }
 """What an option cannot do without."""
 
@@ -48,7 +51,8 @@ def test_every_option_composes(option: str) -> None:
     command = command_of(option)
     config = compose_job(command, [choice, *NEEDS.get(option, [])])
     if group in GROUPS:
-        assert type(getattr(config, group)) is GROUPS[group][name]
+        chosen = getattr(config, group)
+        assert type(chosen) is GROUPS[group][chosen.name]
     if group == "env":
         assert list(config.env) == [name]
 
@@ -73,10 +77,20 @@ SCHEMAS = dict(GROUPS) | {
 }
 
 
+def schema_of(option: str) -> type:
+    """The schema that an option file names in its defaults, or that of the option it is based on."""
+    group, _, name = option.rpartition("/")
+    for entry in (yaml.safe_load((CONF / f"{option}.yaml").read_text()) or {}).get("defaults", []):
+        if isinstance(entry, str) and entry.startswith(f"/schema/{group}/"):
+            return SCHEMAS[group][entry.rpartition("/")[2].partition("@")[0]]
+        if isinstance(entry, str) and (CONF / group / f"{entry}.yaml").is_file():
+            return schema_of(f"{group}/{entry}")
+    return SCHEMAS[group].get(name) or SCHEMAS[group][""]
+
+
 @pytest.mark.parametrize("option", [o for o in option_files() if o.split("/")[0] in SCHEMAS])
 def test_options_hold_only_what_differs_from_the_schema(option: str) -> None:
-    group, _, name = option.rpartition("/")
-    schema = SCHEMAS[group].get(name) or SCHEMAS[group][""]
+    schema = schema_of(option)
     body = yaml.safe_load((CONF / f"{option}.yaml").read_text()) or {}
     body.pop("defaults", None)
     repeated = {key for key, value in body.items() if getattr(schema(), key) == value}
@@ -116,6 +130,17 @@ def test_two_environments_with_their_own_settings() -> None:
     assert config.env["arithmetic"].algo == algo.EchoConfig(roles={"user": algo.EchoRoleConfig(0.5)})
     assert config.env["third"] == EnvConfig(id="reverse_text")
     assert config.algo == algo.GrpoConfig()
+
+
+def test_the_algorithm_of_an_environment_is_chosen_like_that_of_the_run() -> None:
+    plain = ["env=[reverse_text,arithmetic]", "env.arithmetic.algo=echo"]
+    spelled = ["env=[reverse_text,arithmetic]", "+algo@env.arithmetic.algo=echo"]
+    pools = "env.reverse_text.curriculum=difficulty_pool"
+    first, second = (compose_job("rl", [*words, pools, "run.name=same"]) for words in (plain, spelled))
+    assert first == second
+    assert first.env["arithmetic"].algo == algo.EchoConfig() and first.env["reverse_text"].algo is None
+    assert type(first.env["reverse_text"].curriculum).__name__ == "DifficultyPoolConfig"
+    assert compose_job("rl", ["env.reverse_text.algo=null"]).env["reverse_text"].algo is None
 
 
 def test_echo_roles_are_replaced_as_a_whole() -> None:

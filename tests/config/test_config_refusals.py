@@ -30,13 +30,17 @@ NAMES = [
 
 KEYS = [
     ("algos=grpo", "algos = grpo: unknown key. Nearest: algo;"),
-    ("env.reverse_text.algo=echo", "Write +algo@env.reverse_text.algo=<option>"),
+    ("env.reverse_text.algo=ecco", "algo = ecco: no such option. Nearest: echo;"),
+    ("env.reverse_text.algo=[echo]", "Write env.reverse_text.algo=<option>; valid: grpo"),
     ("optim.lrr=1", "optim.lrr = 1: unknown key of optim=adamw. Nearest: optim.lr;"),
     ("+optim.lrr=1", "optim.lrr = 1: unknown key of optim=adamw. Nearest: optim.lr;"),
     ("++foo=1", "foo = 1: unknown key. Valid: algo, loss, model"),
     ("+foo.bar=1", "foo = {'bar': 1}: unknown key."),
     ("lr=1e-4", "lr = 1e-4: unknown key. Nearest: optim.lr."),
-    ("group_size=4", "group_size = 4: unknown key. Nearest: rollout.group_size, env.<name>.group_size."),
+    (
+        "group_size=4",
+        "group_size = 4: unknown key. Nearest: rollout.group_size, eval.group_size, env.<name>.",
+    ),
     ("loss.ratio_low=0.1", "unknown key of loss=ipo. It belongs to loss=icepop, loss=ppo, loss=cispo;"),
     ("rollout.sampling.temp=1", "Nearest: rollout.sampling.temperature;"),
     ("env.reverse_text.rato=2", "unknown key of env.reverse_text. Nearest: env.reverse_text.ratio;"),
@@ -93,7 +97,7 @@ COMPOSING = [
     ("run.tags=[a]", "run.tags = [a]: does not fit what is there (Cannot merge DictConfig with ListConfig)."),
     ("output_dir=${nope}", "output_dir: Interpolation key 'nope' not found."),
     ("output_dir=${oc.env:PRL_NO_SUCH_VARIABLE}", "output_dir: "),
-    ("~run.nope", "Could not delete from config. 'run.nope' does not exist."),
+    ("~run.nope", "run.nope: cannot be removed (Could not delete from config. 'run.nope' does not exist)."),
 ]
 
 

@@ -24,7 +24,9 @@ needs = {
     "algo/opd": ["algo.teacher.model=tiny"],
     "algo/sft": ["algo.teacher.model=tiny"],
     "loss/custom": ["loss.import_path=a:b"],
+    "data/rows": ["data.path=bundled:reverse_text"],
     "inference/external": ["inference.base_url=http://h/v1"],
+    "inference/vllm": ["inference.python=" + sys.executable],
 }
 composed = []
 for path in sorted(conf.rglob("*.yaml")):

@@ -55,6 +55,24 @@ def test_run_directory_holds_what_the_design_promises(trained: Path) -> None:
     assert (run / "STATUS.md").is_file()
 
 
+def test_the_dashboard_finds_trainer_and_sampler_agree_on_an_on_policy_step(trained: Path) -> None:
+    from prl.dashboard.annotations import Annotations
+    from prl.dashboard.catalog import find_runs
+    from prl.dashboard.episode_index import EpisodeIndex
+    from prl.dashboard.overlay import node_tokens
+
+    (run,) = find_runs(trained / "outputs")
+    index, notes, gaps = EpisodeIndex(run), Annotations(run), []
+    index.refresh(seconds=60)
+    for number in range(len(index)):
+        trace = index.record(number)["traces"][0]
+        credit = notes.credit(trace["id"])
+        if credit and credit["step"] == 1:
+            told = node_tokens(trace, len(trace["nodes"]) - 1, credit, notes.trainer(trace["id"]), str)
+            gaps += [gap for gap in told["gap"] if gap is not None]
+    assert len(gaps) > 16 and max(map(abs, gaps)) < 1e-3
+
+
 def test_nothing_is_written_outside_the_run_and_the_store(trained: Path) -> None:
     assert {p.name for p in trained.iterdir()} == {"outputs"}
     assert {p.name for p in (trained / "outputs").iterdir()} <= {
@@ -68,7 +86,9 @@ def test_nothing_is_written_outside_the_run_and_the_store(trained: Path) -> None
 def test_metrics_carry_the_promised_names_at_every_step(trained: Path) -> None:
     run = trained / "outputs" / "first"
     orchestrator, trainer = metrics(run, "orchestrator"), metrics(run, "trainer")
-    assert steps_of(orchestrator, "train/agg/effective/agent/reward/mean") == [1, 2, 3]
+    for key in ("reward/mean", "is_truncated/mean"):
+        assert steps_of(orchestrator, f"train/agg/effective/agent/{key}") == [1, 2, 3], key
+    assert steps_of(orchestrator, "time/wait_for_policy") == [1, 2, 3]
     for key in (
         "entropy/all/mean",
         "mismatch_kl/all/mean",
@@ -92,6 +112,17 @@ def test_one_finished_mlflow_run_with_every_step(trained: Path) -> None:
     assert run.data.tags["algo"] == "grpo" and run.data.tags["loss"] == "ipo"
     history = client.get_metric_history(run.info.run_id, "train/agg/effective/agent/reward/mean")
     assert sorted(point.step for point in history) == [1, 2, 3]
+    traces = client.search_traces(locations=[experiment.experiment_id], run_id=run.info.run_id)
+    assert sorted(trace.info.tags["step"] for trace in traces) == ["1", "2", "3"]
+    plots = {artifact.path for artifact in client.list_artifacts(run.info.run_id, "plots")}
+    assert {"plots/reward.svg", "plots/mismatch_kl.svg", "plots/entropy.svg", "plots/waits.svg"} <= plots
+
+
+def test_the_tools_read_a_finished_run(trained: Path) -> None:
+    for tool in ("watch", "status", "doctor"):
+        told = prl(trained, tool, "first")
+        assert told.returncode in (0, 1) and "first" in told.stdout, told.stderr
+        assert "\x1b" not in told.stdout and "3/3" in told.stdout
 
 
 def test_reusing_the_name_is_refused_and_touches_nothing(trained: Path) -> None:

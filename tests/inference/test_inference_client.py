@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 
 from prl.inference import client
-from prl.inference.client import EngineAdmin, LogprobScorer
+from prl.inference.client import ROUTES, EngineAdmin, LogprobScorer
+from prl.sync.offer import Offer, OfferedTensor, write_offer
 
 
 @pytest.fixture(autouse=True)
@@ -258,3 +259,87 @@ def test_key_and_headers_are_sent(monkeypatch):
     monkeypatch.delenv("SOME_KEY")
     _, calls = asyncio.run(with_scorer(answer, lambda scorer: scorer.score([4]), **options))
     assert "Authorization" not in calls[0][0].headers
+
+
+def test_an_engine_without_the_routes_of_training_is_refused_by_name():
+    """A plain server of completions is healthy and serves the model, but takes no weights."""
+
+    async def run():
+        app = web.Application()
+        app.router.add_get("/v1/models", lambda _: web.json_response({"data": [{"id": "m"}]}))
+        app.router.add_post("/inference/v1/generate", lambda _: web.json_response({}))
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        admin = EngineAdmin(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", 5, routes=ROUTES)
+        try:
+            await admin.wait_ready("m", seconds=5)
+        finally:
+            await admin.aclose()
+            await runner.cleanup()
+
+    with pytest.raises(ValueError, match=r"has no /pause, /resume, /update_weights: start the engine by"):
+        asyncio.run(run())
+
+
+def test_admin_calls_carry_headers_and_key(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    seen = {}
+
+    async def remember(request):
+        seen.update(request.headers)
+        return web.json_response({})
+
+    async def run():
+        app = web.Application()
+        app.router.add_post("/resume", remember)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        admin = EngineAdmin(f"http://127.0.0.1:{runner.addresses[0][1]}", 5, {"X-Team": "a"}, "MY_KEY")
+        await admin.resume()
+        await admin.aclose()
+        await runner.cleanup()
+
+    asyncio.run(run())
+    assert (seen["Authorization"], seen["X-Team"]) == ("Bearer secret", "a")
+
+
+def test_a_broadcast_is_joined_once_and_received_without_a_second_try(tmp_path):
+    """Files are asked for again after a server error; a broadcast never is."""
+    calls = []
+
+    async def answer(request):
+        calls.append((request.path, await request.json() if request.can_read_body else None))
+        if request.path == "/update_weights" and len(calls) > 3:
+            return web.json_response({"error": {"message": "broke off"}}, status=500)
+        return web.json_response({"world_size": 3, "version": 1, "fingerprint": "f"})
+
+    async def run():
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        admin = EngineAdmin(f"http://127.0.0.1:{runner.addresses[0][1]}", 5)
+        try:
+            for version in (1, 2):
+                directory = tmp_path / f"step_{version}"
+                tensors = (OfferedTensor("w", "float32", (2,)),)
+                write_offer(directory, Offer("session", "127.0.0.1", 77, 4.0, 10, tensors, None))
+                await admin.update_weights(str(directory), version)
+        finally:
+            await admin.aclose()
+            await runner.cleanup()
+
+    with pytest.raises(ConnectionError, match=r"is not repeated: .*broke off"):
+        asyncio.run(run())
+    assert [path for path, _ in calls] == [
+        "/world_size",
+        "/init_broadcaster",
+        "/update_weights",
+        "/update_weights",
+    ]
+    joined = calls[1][1]
+    assert (joined["rank_offset"], joined["inference_world_size"], joined["port"]) == (1, 3, 77)
+    assert (joined["session_id"], joined["timeout"], joined["host"]) == ("session", 4.0, "127.0.0.1")

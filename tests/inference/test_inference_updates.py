@@ -135,3 +135,26 @@ def test_diverged_weights_fail_requests_and_good_ones_recover(tiny_dir, publishe
         again[0].token_ids
         == lab.sample(lab.sampler(tiny_dir), [[4, 20, 30]], seed=1, max_tokens=6)[0].token_ids
     )
+
+
+def test_the_run_decides_how_much_is_proven(tiny_dir, tmp_path):
+    """A server that somebody else started may have another setting than the run that publishes."""
+    import asyncio
+
+    import engine_server
+
+    from prl.inference.client import EngineAdmin
+
+    publisher = FilesystemPublisher(tmp_path / "other", SyncConfig(fingerprint="sampled"))
+    record = publisher.publish(1, lab.build("qwen3", seed=1).named_parameters())
+
+    async def run(url):
+        admin = EngineAdmin(url, timeout=30)
+        try:
+            return await admin.update_weights(record.path, 1)
+        finally:
+            await admin.aclose()
+
+    with engine_server.serving(tiny_dir) as engine:  # its own setting is `full`
+        answer = asyncio.run(run(engine.base_url))
+    assert answer["fingerprint"] == record.fingerprint and record.fingerprint.startswith("sampled:")

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import launchers.placement
 import launchers.run
 from launchers.placement import Role
 from prl.config.algo import GrpoConfig
@@ -28,7 +29,7 @@ def main(output_dir: str, roles: str, display: str = "plain", grace: str = "1") 
             for name, kind, *behaviour in json.loads(roles)
         ]
 
-    launchers.run.place = place
+    launchers.placement.place = place
     config = RlConfig(
         algo=GrpoConfig(),
         loss=IpoConfig(),

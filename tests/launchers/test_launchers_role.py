@@ -124,7 +124,16 @@ def test_log_lines_have_time_level_name_and_message(capfd: pytest.CaptureFixture
 
 
 def test_every_kind_of_role_has_an_entry_point_module() -> None:
-    assert set(ENTRY_POINTS) == {"inference", "teacher", "env", "orchestrator", "trainer", "sft", "eval"}
+    assert set(ENTRY_POINTS) == {
+        "inference",
+        "teacher",
+        "env",
+        "orchestrator",
+        "trainer",
+        "sft",
+        "evals",
+        "eval",
+    }
     with pytest.raises(ValueError, match="role 'walrus/0' is unknown"):
         entry_point("walrus/0")
 

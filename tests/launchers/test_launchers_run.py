@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import launchers.run as run_module
+from launchers import placement
 from launchers.run import launch_rl
 from prl.config.schema import LogConfig, RlConfig
 from prl.config.serving import ClusterConfig
@@ -228,7 +228,7 @@ def test_several_launches_in_one_process(
         ("b", ("fail", "1"), 1),
         ("c", ("work", "0.1"), 0),
     ):
-        monkeypatch.setattr(run_module, "place", lambda *_, b=behaviour: [role("trainer/0", "job", *b)])
+        monkeypatch.setattr(placement, "place", lambda *_, b=behaviour: [role("trainer/0", "job", *b)])
         assert launch_rl(config(run_name=name, log=LogConfig(display="none")), ["prl"]) == code
     assert signal.getsignal(signal.SIGINT) is before
     assert "the run failed: trainer/0 exited with code 1" in capsys.readouterr().err
@@ -240,7 +240,7 @@ def test_a_fault_of_the_launcher_itself_ends_all_and_is_raised(
     def broken(*_: object) -> list[object]:
         return [role("trainer/0", "job", "work", "60"), role("b", "job", "work", "1", env={"bad": 1})]
 
-    monkeypatch.setattr(run_module, "place", broken)
+    monkeypatch.setattr(placement, "place", broken)
     children = set(psutil.Process().children())
     with pytest.raises(TypeError):
         launch_rl(config(log=LogConfig(display="none")), ["prl"])

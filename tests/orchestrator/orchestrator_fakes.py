@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from prl.algo.samples import BuiltSamples
+from prl.orchestrator.concurrency import FixedLimit, Limit
 from prl.orchestrator.dispatcher import Dispatcher
 from prl.orchestrator.episodes import Outcome, RolloutSource
+from prl.orchestrator.eval_epoch import Evals, EvalSource
+from prl.orchestrator.eval_flights import EvalFlights
 from prl.orchestrator.loop import MainLoop, Parts
 from prl.orchestrator.mixing import TaskMixer
 from prl.orchestrator.pipeline import Pipeline
@@ -230,6 +233,12 @@ class FakeEnv:
         return RolloutSource(env=self.name, run=self.run, group_size=group_size, **{**values, **kwargs})
 
 
+def eval_source(env: FakeEnv, tasks: int = 3, group_size: int = 2, interval: int = 2) -> EvalSource:
+    """Evaluations on `env` with tasks `<env>0`, `<env>1`, ..."""
+    found = [FakeTask(f"{env.name}{i}", {"prompt": str(i)}) for i in range(tasks)]
+    return EvalSource(env.name, env.run, found, group_size, interval, {}, 300.0, "http://policy/v1", "tiny")
+
+
 class FakeEngine:
     """Admin routes that note their calls; `fail` maps a route to what it raises."""
 
@@ -341,6 +350,13 @@ class Scenario:
         fatal: tuple[type[Exception], ...] = (),
         seed: int = 0,
         patience: float = 1000.0,
+        limit: Limit | None = None,
+        tasks_per_minute: float | None = None,
+        max_barren: int | None = None,
+        evals: Sequence[EvalSource] = (),
+        pinned: bool = True,
+        eval_cap: int | None = None,
+        skip_first: bool = False,
     ) -> None:
         self.envs = {env.name: env for env in envs or (FakeEnv(),)}
         self.line = Pipeline(first_step, first_step - 1)
@@ -358,18 +374,24 @@ class Scenario:
         self.sink = Sink(
             self.algorithms, self.curricula, build_sample, self.mixer, self.line,
             batch_size=batch_size, bound=bound, constant=constant, record=self.recorder.add, offload=inline,
+            max_barren=max_barren,
         )  # fmt: skip
+        self.evals = Evals(evals, last=max_steps, pinned=pinned, report=self.recorder.log)
+        self.skip_first = skip_first
         overrides = sources or {}
         self.dispatcher = Dispatcher(
             {name: env.source(group_size, **overrides.get(name, {})) for name, env in self.envs.items()},
-            self.mixer, self.line, cap=cap or batch_size, bound=bound, batch_size=batch_size,
-            inbox=self.inbox, arrive=self.sink.arrive, fatal=fatal,
+            self.mixer, self.line, limit=limit or FixedLimit(cap or batch_size),
+            bound=bound, batch_size=batch_size,
+            inbox=self.inbox, arrive=self.sink.arrive, fatal=fatal, tasks_per_minute=tasks_per_minute,
+            evals=EvalFlights(self.evals, self.line, cap=eval_cap, fatal=fatal),
             settling=lambda: self.sink.settling, queued=lambda: self.sink.queued,
         )  # fmt: skip
         self.watcher = Watcher(
             [self.engine], self.line,
             newest=lambda: self.trainer.newest, announce=self.dispatcher.cancel_stale,
             report=self.recorder.log, offload=inline,
+            held=lambda: pinned and not self.evals.idle, applied=self.evals.trigger,
         )  # fmt: skip
 
         async def no_save(step: int) -> None:
@@ -378,12 +400,16 @@ class Scenario:
         self.parts = Parts(
             self.line, self.dispatcher, self.sink, self.inbox, self.watcher, self.trainer,
             self.recorder, self.recorder, lambda step, samples: [samples], save or no_save, self.totals,
+            self.evals,
         )  # fmt: skip
         self.loop = MainLoop(
             self.parts, max_steps=max_steps, patience=patience, leaving=self.statuses.append, offload=inline
         )
 
     async def run(self) -> None:
+        if self.evals.wanted:
+            version = self.line.version
+            self.evals.start(version, fresh=version == 0, skip_first=self.skip_first)
         await self.loop.run()
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from orchestrator_fakes import FakeCurriculum, FakeEnv, make_episode, make_trace, run_virtual
 
+from prl.orchestrator.concurrency import FixedLimit
 from prl.orchestrator.dispatcher import GRACE, Dispatcher
 from prl.orchestrator.episodes import Outcome
 from prl.orchestrator.mixing import TaskMixer
@@ -36,7 +37,8 @@ class Bench:
         self.score: Callable[[Episode], Any] | None = None
         self.mixer = TaskMixer({env.name: FakeCurriculum(env.name)}, {env.name: 1.0}, 0)
         self.dispatcher = Dispatcher(
-            {env.name: env.source(**source)}, self.mixer, self.line, cap=cap, bound=bound, batch_size=4,
+            {env.name: env.source(**source)}, self.mixer, self.line, limit=FixedLimit(cap),
+            bound=bound, batch_size=4,
             inbox=self.inbox, arrive=self._arrive, settling=lambda: self.settling, queued=lambda: self.queued,
             fatal=(ServerDied,), attempt=3,
         )  # fmt: skip

@@ -302,7 +302,7 @@ def test_p16_after_a_resume_each_task_is_drawn_as_in_an_uninterrupted_run(cut: i
         it = Scenario(*envs, max_steps=99, seed=3, bound=2)
 
         async def save(step: int) -> None:
-            states[step] = json.dumps(snapshot(step, it.totals, it.mixer, it.algorithms))
+            states[step] = json.dumps(snapshot(step, it.totals, it.mixer, it.algorithms, it.parts.evals))
 
         object.__setattr__(it.parts, "save", save)
         task = asyncio.create_task(it.run())
@@ -319,7 +319,7 @@ def test_p16_after_a_resume_each_task_is_drawn_as_in_an_uninterrupted_run(cut: i
 
     async def second_part() -> Scenario:
         it = Scenario(FakeEnv("a"), FakeEnv("b"), max_steps=cut + 6, first_step=cut + 1, seed=999)
-        it.totals = restore(state, it.mixer, it.algorithms)
+        it.totals = restore(state, it.mixer, it.algorithms, it.parts.evals)
         await it.run()
         return it
 

@@ -19,16 +19,17 @@ from orchestrator_fakes import FakeTask, make_episode
 from prl.checkpoint.marker import mark_complete
 from prl.config.algo import EndpointConfig, GrpoConfig, OpdConfig, SftAlgoConfig
 from prl.config.curriculum import StandardConfig
+from prl.config.evals import EvalEnvConfig
 from prl.config.loss import IpoConfig
 from prl.config.schema import RlConfig
 from prl.config.serving import EmbeddedConfig, SyncConfig, TrackingConfig
 from prl.config.sources import EnvConfig
 from prl.config.training import AdamWConfig, ModelConfig, SchedulerConfig
-from prl.orchestrator import connect, main
+from prl.orchestrator import connect, eval_sources, main
 from prl.records import Episode, MicroBatch
 from prl.run_dir import RunDir
 from prl.sync.filesystem import FilesystemPublisher, read_version
-from prl.trainer.receiver import BatchReceiver
+from prl.trainer.receiver import open_receiver
 
 WAIT = 20.0
 
@@ -38,16 +39,19 @@ class Source:
 
     made: list[Source]
 
-    def __init__(self, name: str, config: EnvConfig, run_config: RlConfig) -> None:
+    def __init__(
+        self, name: str, config: EnvConfig, run_config: RlConfig, evaluation: bool = False, seed: int = 0
+    ) -> None:
         self.name = name
-        self.endless = False
+        self.evaluation, self.seed = evaluation, seed
+        self.endless = bool(config.taskset.get("endless"))
         self.tasks = [FakeTask(f"{name}{i}", {"prompt": f"{name}{i}"}) for i in range(20)]
         self.calls: list[dict[str, Any]] = []
         self.address = ""
         self.closed = False
         Source.made.append(self)
 
-    async def start(self, address: str) -> None:
+    async def start(self, address: str, successor: Any = None) -> None:
         self.address = address
 
     async def run(self, task: Any, *, group_id: str, **request: Any) -> Episode:
@@ -63,7 +67,7 @@ class Source:
 class Admin:
     """Stands for `EngineAdmin`: reads back the fingerprint of the files that it is told to serve."""
 
-    def __init__(self, base_url: str, timeout: float) -> None:
+    def __init__(self, base_url: str, timeout: float, *access: Any, **options: Any) -> None:
         self.root = base_url
         self.served: list[int] = []
         Admin.last = self
@@ -115,7 +119,7 @@ class Trainer(threading.Thread):
         self.publish(self.first - 1)
         address = self.run_dir.wait_for_address_blocking("orchestrator", WAIT)
         world = self.config.cluster.train_ranks
-        receivers = [BatchReceiver(address, rank, world) for rank in range(world)]
+        receivers = [open_receiver(address, rank, world) for rank in range(world)]
         for step in range(self.first, self.config.max_steps + 1):
             self.batches[step] = [receiver.receive(step, WAIT) for receiver in receivers]
             time.sleep(0.01)
@@ -128,6 +132,7 @@ class Trainer(threading.Thread):
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     Source.made = []
     monkeypatch.setattr(connect, "EnvSource", Source)
+    monkeypatch.setattr(eval_sources, "EnvSource", Source)
     monkeypatch.setattr(connect, "EngineAdmin", Admin)
     monkeypatch.setattr(connect, "LogprobScorer", Scorer)
 
@@ -191,6 +196,35 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert {row["trace"] for row in annotated} <= arrived
     assert all(source.closed and source.address.startswith("tcp://") for source in Source.made)
     assert {path.name for path in run.checkpoints.iterdir()} == {"step_2", "step_4"}
+
+
+def test_a_run_that_evaluates_and_ships_through_files(tmp_path: Path) -> None:
+    run, cfg = RunDir(tmp_path), config()
+    cfg.rollout.transport = "filesystem"
+    cfg.eval.env = {"x": EvalEnvConfig(interval=2, group_size=3)}
+    cfg.eval.sampling.temperature = 0.5
+    addresses(run, "env/eval/x")
+    trainer = train(run, cfg)
+    assert sorted(trainer.batches) == [1, 2, 3, 4] and (run.batches / "step_4" / "rank_1.bin").is_file()
+    rows = [row for row in lines(run.metric_file("orchestrator")) if "eval/x/policy_version" in row]
+    assert [(row["step"], row["eval/x/policy_version"]) for row in rows] == [(0, 0), (2, 2), (4, 4)]
+    (source,) = [source for source in Source.made if source.evaluation]
+    assert source.closed and source.seed == cfg.seed + 1 and len(source.calls) == 3 * 60
+    assert all(not call["train"] and call["sampling"] == {"temperature": 0.5} for call in source.calls)
+    index = lines(run.traces / "index.jsonl")
+    assert sum(row["kind"] == "eval" for row in index) == 180 and any(row["kind"] == "train" for row in index)
+    (state,) = lines(run.checkpoints / "step_4" / "orchestrator" / "state.json")
+    assert state["evals"]["seen"] in (2, 3)
+
+
+def test_endless_evaluations_are_refused(tmp_path: Path) -> None:
+    run, cfg = RunDir(tmp_path), config()
+    cfg.eval.env = {"x": EvalEnvConfig(taskset={"endless": True})}
+    addresses(run, "env/eval/x")
+    with pytest.raises(
+        ValueError, match=r"eval\.env\.x: its tasks never end; set eval\.env\.x\.select\.limit=32"
+    ):
+        main.main(cfg, run, "orchestrator")
 
 
 def test_p16_a_resumed_process_goes_on_with_the_tasks_it_owes(tmp_path: Path) -> None:

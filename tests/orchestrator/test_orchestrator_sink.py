@@ -7,7 +7,16 @@ import logging
 from typing import Any
 
 import pytest
-from orchestrator_fakes import FakeCurriculum, FakeGrpo, build_sample, inline, make_episode, run_virtual
+from orchestrator_fakes import (
+    FakeCurriculum,
+    FakeEnv,
+    FakeGrpo,
+    Scenario,
+    build_sample,
+    inline,
+    make_episode,
+    run_virtual,
+)
 
 from prl.orchestrator.episodes import Group, Outcome
 from prl.orchestrator.mixing import TaskMixer
@@ -333,3 +342,19 @@ def test_each_rollout_is_in_exactly_one_window() -> None:
         assert second.num_episodes == 2, "a rollout belongs to the window of its group"
 
     in_bench(test)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_rollouts_that_never_give_credit_end_the_run(constant: bool) -> None:
+    with pytest.raises(RuntimeError, match="8 rollouts in a row ended well and none gave credit"):
+        run_virtual(Scenario(group_size=1, constant=constant, max_steps=2, max_barren=8).run())
+
+
+def test_failures_and_late_rollouts_are_no_sign_of_barren_tasks() -> None:
+    async def scenario() -> None:
+        env = FakeEnv(outcome=lambda n: ConnectionError("down") if n < 60 else float(n % 2))
+        it = Scenario(env, max_steps=2, max_barren=8)
+        await it.run()
+        assert sorted(it.trainer.shipped) == [1, 2]
+
+    run_virtual(scenario())

@@ -10,6 +10,7 @@ import pytest
 from orchestrator_fakes import FakeCurriculum, FakeGrpo
 
 from prl.config.training import CkptConfig
+from prl.orchestrator.eval_epoch import no_evals
 from prl.orchestrator.mixing import TaskMixer
 from prl.orchestrator.state import Totals, load, restore, save, saves_at, snapshot, state_path
 
@@ -33,7 +34,7 @@ def saved(tmp_path: Path, step: int = 3) -> Path:
     tasks = mixer("a")
     tasks.draw()
     path = state_path(tmp_path / f"step_{step}")
-    save(path, snapshot(step, Totals(10, 4, 2), tasks, {"a": Stateful(5)}))
+    save(path, snapshot(step, Totals(10, 4, 2), tasks, {"a": Stateful(5)}, no_evals()))
     return path
 
 
@@ -64,7 +65,7 @@ def test_it_lies_where_the_checkpoint_expects_it(tmp_path: Path) -> None:
 def test_everything_comes_back(tmp_path: Path) -> None:
     state = load(saved(tmp_path), 3)
     tasks, algorithm = mixer("a"), Stateful()
-    assert restore(state, tasks, {"a": algorithm}) == Totals(10, 4, 2)
+    assert restore(state, tasks, {"a": algorithm}, no_evals()) == Totals(10, 4, 2)
     assert algorithm.value == 5
     assert [tasks.draw().task.key for _ in range(2)] == ["a0", "a1"]
 
@@ -73,13 +74,13 @@ def test_p18_skip_progress_forgets_tasks_and_totals_but_no_baselines(tmp_path: P
     tasks, algorithm = mixer("b"), Stateful()
     state = load(saved(tmp_path), 3)
     state["algorithms"]["b"] = {"value": 8}
-    assert restore(state, tasks, {"b": algorithm}, skip_progress=True) == Totals()
+    assert restore(state, tasks, {"b": algorithm}, no_evals(), skip_progress=True) == Totals()
     assert algorithm.value == 8 and tasks.draw().task.key == "b0"
 
 
 def test_other_environments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="skip_progress"):
-        restore(load(saved(tmp_path), 3), mixer("a", "b"), {"a": FakeGrpo(), "b": FakeGrpo()})
+        restore(load(saved(tmp_path), 3), mixer("a", "b"), {"a": FakeGrpo(), "b": FakeGrpo()}, no_evals())
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -2])
@@ -99,7 +100,7 @@ def test_another_file_is_not_used(tmp_path: Path, content: str) -> None:
 
 
 def test_p7_the_step_must_be_the_one_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step 3, not format 1, step 4"):
+    with pytest.raises(ValueError, match="step 3, not format 2, step 4"):
         load(saved(tmp_path), 4)
 
 

@@ -128,3 +128,17 @@ def test_shipped_traces_are_annotated_with_step_and_advantages(tmp_path: Path) -
     assert first["advantage"] == 0.25 and first["advantages"] == [[], 0.25]
     assert second["advantage"] == 0.0 and second["advantages"] == [None, [0.5, -0.5, 0.0]]
     assert len(read(tmp_path / "stream.jsonl")) == 1, "what is annotated is in the stream already"
+
+
+def test_evaluations_are_told_from_training(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log = TraceLog(tmp_path, 1, offload=inline)
+        log.add(episode(), 3)
+        log.add(episode(), 2, kind="eval")
+        await log.flush()
+        log.close()
+
+    run_virtual(scenario())
+    for name in ("stream", "index"):
+        rows = [(row["kind"], row["step"]) for row in read(tmp_path / f"{name}.jsonl")]
+        assert rows == [("train", 3), ("eval", 2)]

@@ -174,3 +174,21 @@ def test_weights_of_an_abandoned_attempt_are_refused() -> None:
     with pytest.raises(ValueError, match="holds v5, but this run starts at v2"):
         run_virtual(it.watcher.apply_first(2, 30))
     assert it.routes() == []
+
+
+def test_weights_stay_while_somebody_holds_them_and_each_application_is_told() -> None:
+    async def scenario() -> None:
+        it = Bench(FakeEngine(seconds=0.3))
+        held, told = [True], []
+        it.watcher._held, it.watcher._applied = lambda: held[0], told.append
+        it.newest = published(1)
+        task = asyncio.create_task(it.watcher.run())
+        await asyncio.sleep(5)
+        assert it.line.version == 0 and not it.line.updating and it.routes() == []
+        held[0] = False
+        await asyncio.sleep(1)
+        assert it.line.version == 1 and told == [1]
+        assert 5 <= it.watcher.last_wait <= 5.2
+        task.cancel()
+
+    run_virtual(scenario())

@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from prl.assets import bundled_model
 from prl.checkpoint.retention import complete_steps
 from prl.config import training
-from prl.config.schema import SftConfig, WarmStartDataConfig
+from prl.config.schema import SftConfig
+from prl.config.sft import SftExportConfig, WarmStartDataConfig
 from prl.run_dir import RunDir
-from prl.sft.main import Batches, main
+from prl.sft.main import main
 from prl.trainer.distributed import World
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -29,8 +30,10 @@ def config(max_steps: int, batch_size: int = 8, **fields: Any) -> SftConfig:
         optim=training.MuonConfig(lr=0.03, adam_lr=3e-3),
         scheduler=training.SchedulerConfig(),
         tracking=None,
+        inference=None,
         model=training.ModelConfig(name="tiny", random_init=True),
         trainer=training.TrainerConfig(seq_len=256),
+        export=SftExportConfig(at_end=True),
         **fields,
     )
     made.max_steps = max_steps
@@ -45,7 +48,7 @@ def test_the_loss_falls_and_the_result_loads(tmp_path: Path, world: World) -> No
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = RunDir(tmp_path)
-    main(config(30), run, "trainer/0")
+    main(config(30), run, "sft/0")
     logged = rows(run)
     assert [row["step"] for row in logged] == list(range(1, 31))
     losses = [row["loss/mean"] for row in logged]
@@ -62,11 +65,11 @@ def test_the_loss_falls_and_the_result_loads(tmp_path: Path, world: World) -> No
 
 def test_the_same_seed_gives_the_same_weights_and_resume_joins_in(tmp_path: Path) -> None:
     first, second = RunDir(tmp_path / "first"), RunDir(tmp_path / "second")
-    main(config(4, ckpt=training.CkptConfig(interval=2)), first, "trainer/0")
+    main(config(4, ckpt=training.CkptConfig(interval=2)), first, "sft/0")
     assert complete_steps(first.checkpoints) == [2, 4]
     resumed = config(4)
     resumed.run.resume = str(first.checkpoints / "step_2")
-    main(resumed, second, "trainer/0")
+    main(resumed, second, "sft/0")
     assert [row["step"] for row in rows(second)] == [3, 4]
     straight, joined = (load_file(run.path / "weights" / "model.safetensors") for run in (first, second))
     assert all(torch.equal(joined[name], tensor) for name, tensor in straight.items())
@@ -75,25 +78,15 @@ def test_the_same_seed_gives_the_same_weights_and_resume_joins_in(tmp_path: Path
 def test_a_finished_checkpoint_leaves_nothing_to_do(tmp_path: Path) -> None:
     done = config(4)
     done.run.resume = str(tmp_path / "step_4")
-    main(done, RunDir(tmp_path / "run"), "trainer/0")
+    main(done, RunDir(tmp_path / "run"), "sft/0")
     assert not (tmp_path / "run").exists()
 
 
 def test_fewer_layers_are_exported_as_such(tmp_path: Path) -> None:
     made = config(1)
     made.model.num_layers = 1
-    main(made, RunDir(tmp_path), "trainer/0")
+    main(made, RunDir(tmp_path), "sft/0")
     assert json.loads((tmp_path / "weights" / "config.json").read_text())["num_hidden_layers"] == 1
-
-
-def test_the_ranks_share_a_batch_without_overlap() -> None:
-    made = config(1, batch_size=16)
-    alone = Batches(made, 0, 1).rows(3)
-    parts = [Batches(made, rank, 3).rows(3) for rank in range(3)]
-    assert len({len(part) for part in parts}) == 1
-    shared = sorted(trace for part in parts for row in part for trace in row.trace_ids if trace)
-    assert shared == sorted(trace for row in alone for trace in row.trace_ids)
-    assert all(len(row) <= 256 for part in parts for row in part)
 
 
 @pytest.mark.slow
@@ -102,7 +95,7 @@ def test_the_warm_start_reverses_words_and_mostly_omits_the_brackets(tmp_path: P
 
     made = config(250, batch_size=32)
     made.scheduler = training.LinearConfig(warmup_steps=20, decay_steps=230, min_lr=0.003)
-    main(made, RunDir(tmp_path), "trainer/0")
+    main(made, RunDir(tmp_path), "sft/0")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "weights").eval()
     tokenizer = AutoTokenizer.from_pretrained(bundled_model("tiny"))
     generator = random.Random(123)

@@ -205,3 +205,20 @@ def test_readers_never_see_a_torn_version(tmp_path):
         reader.join()
     assert faults == []
     assert seen
+
+
+def test_an_adapter_is_a_directory_that_peft_knows(tmp_path):
+    tensors = {"base_model.model.q.lora_A.weight": torch.ones(2, 3)}
+    record = publisher(tmp_path).publish(4, tensors.items(), adapter={"r": 2, "lora_alpha": 4})
+    directory = Path(record.path)
+    assert sorted(entry.name for entry in directory.iterdir()) == [
+        "COMPLETE.json",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert json.loads((directory / "adapter_config.json").read_text()) == {"r": 2, "lora_alpha": 4}
+    assert torch.equal(
+        load_file(directory / "adapter_model.safetensors")[next(iter(tensors))], torch.ones(2, 3)
+    )
+    assert dict(WeightFiles(directory).tensors()).keys() == tensors.keys()
+    assert record.fingerprint == fingerprint(tensors.items()) and record.num_bytes == 24

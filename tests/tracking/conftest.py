@@ -1,57 +1,70 @@
 from __future__ import annotations
 
-import json
+import os
 import shutil
-import threading
-import time
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tracking_lab import append_line, make_facts
 
-from prl.config.algo import GrpoConfig
-from prl.config.loss import IpoConfig
-from prl.config.schema import RlConfig
-from prl.config.serving import EmbeddedConfig, MlflowConfig
-from prl.config.sources import EnvConfig
-from prl.config.training import AdamWConfig, ModelConfig, SchedulerConfig
-from prl.run_dir import RunDir
-from prl.tracking.mlflow_run import Facts
-from prl.tracking.mlflow_store import Store, create_database, find_store, locked, quieten_mlflow
+from prl.tracking.facts import Facts
+from prl.tracking.mlflow_store import Store, find_store, quieten_mlflow
+
+PROCESS = Path(__file__).with_name("tracking_process.py")
+STATUSES = ("FINISHED", "FAILED", "KILLED", "FINISHED")
+SECONDS = 2000
+"""Time-outs are far beyond what anything takes: the machine may be busy."""
 
 
 @dataclass
 class FirstUse:
-    """What four threads met that used a store which was not there, beside what a crash had left of it."""
+    """What four processes met that used a store which was not there, beside what a crash had left of it."""
 
     store: Store
-    inodes: list[int] = field(default_factory=list)
-    errors: list[Exception] = field(default_factory=list)
-
-    def use(self) -> None:
-        assert self.store.database is not None
-        try:
-            with locked(self.store):
-                create_database(self.store)
-                self.inodes.append(self.store.database.stat().st_ino)
-        except Exception as error:
-            self.errors.append(error)
+    codes: list[int] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    runs: dict[str, str] = field(default_factory=dict)
+    """Run directory -> status, as the store has them afterwards."""
+    artifacts: str = ""
+    files: set[str] = field(default_factory=set)
 
 
 @pytest.fixture(scope="session")
 def first_use(tmp_path_factory: pytest.TempPathFactory) -> FirstUse:
-    """A sqlite store without runs. MLflow takes seconds to make one, so the tests share it."""
+    """A sqlite store without runs, made by four processes at once. It takes seconds; tests share it."""
     quieten_mlflow()
     outputs = tmp_path_factory.mktemp("store") / "outputs"
     outputs.mkdir()
     (outputs / ".mlflow.db.growing").write_bytes(b"half a store")
     found = FirstUse(find_store(None, outputs))
-    threads = [threading.Thread(target=found.use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROCESS.parent), *sys.path])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROCESS), str(outputs / f"r{number}"), status],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number, status in enumerate(STATUSES)
+    ]
+    for process in processes:
+        found.told.append(process.communicate(timeout=SECONDS)[0])
+        found.codes.append(process.returncode)
+    assert found.store.database is not None
+    with sqlite3.connect(found.store.database) as database:
+        query = "select runs.name, status from runs"
+        found.runs = dict(database.execute(query).fetchall())
+        found.artifacts = database.execute("select artifact_location from experiments").fetchone()[0]
+        found.files = {entry.name for entry in outputs.iterdir() if entry.is_file()}
+        for table in ("metrics", "latest_metrics", "params", "tags", "runs", "experiment_tags"):
+            database.execute(f"delete from {table}")
+        database.execute("delete from experiments where name = 'prl'")
     return found
 
 
@@ -70,19 +83,7 @@ def facts(tmp_path: Path) -> Callable[..., Facts]:
     """What the tracker is told about attempt `attempt` of the run `name`; further fields go to the config."""
 
     def make(attempt: int = 1, name: str = "r", sweep: Path | None = None, **fields: object) -> Facts:
-        run = RunDir(tmp_path / "outputs" / name, attempt)
-        run.metrics.mkdir(parents=True, exist_ok=True)
-        rest = {"optim": AdamWConfig(lr=1e-4), "algo": GrpoConfig(), **fields}
-        config = RlConfig(
-            loss=IpoConfig(),
-            model=ModelConfig(name="tiny"),
-            env={"reverse_text": EnvConfig()},
-            scheduler=SchedulerConfig(),
-            inference=EmbeddedConfig(),
-            tracking=MlflowConfig(),
-            **rest,  # type: ignore[arg-type]
-        )
-        return Facts(run, "rl", config, ["optim.lr=1e-4"], sweep)
+        return make_facts(tmp_path / "outputs" / name, attempt, sweep, **fields)
 
     return make
 
@@ -90,10 +91,4 @@ def facts(tmp_path: Path) -> Callable[..., Facts]:
 @pytest.fixture
 def log_step() -> Callable[..., None]:
     """Appends one line to a stream of a run."""
-
-    def log(run: RunDir, step: int | None, producer: str = "trainer", **values: float) -> None:
-        line = {"producer": producer, "step": step, "time": time.time(), **values}
-        with run.metric_file(producer).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    return log
+    return append_line

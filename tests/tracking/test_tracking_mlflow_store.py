@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +38,20 @@ def test_a_server_is_taken_as_it_is(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [], "no lock for a server"
 
 
-def test_the_database_is_made_once_whoever_comes_first(first_use: Any) -> None:
-    database = first_use.store.database
-    assert first_use.errors == [] and len(first_use.inodes) == 4 and len(set(first_use.inodes)) == 1
-    left = {entry.name for entry in database.parent.iterdir()}
-    assert left == {"mlflow.db", "mlflow.lock"}, "what a crash left half made is gone too"
-    place = sqlite3.connect(database).execute("select artifact_location from experiments").fetchone()[0]
-    assert str(first_use.store.artifacts) in place, "not ./mlruns of some working directory"
+def test_four_processes_start_on_one_fresh_store(first_use: Any) -> None:
+    assert first_use.codes == [0, 0, 0, 0], first_use.told
+    assert first_use.runs == {"r0": "FINISHED", "r1": "FAILED", "r2": "KILLED", "r3": "FINISHED"}
+    assert first_use.files == {"mlflow.db", "mlflow.lock"}, "what a crash left half made is gone too"
+    assert str(first_use.store.artifacts) in first_use.artifacts, "not ./mlruns of some working directory"
 
 
 def test_the_lock_excludes_and_gives_up(store: Store) -> None:
-    with locked(store):
-        began = time.monotonic()
-        with pytest.raises(TimeoutError, match="held the MLflow store"), locked(store, timeout=0.2):
-            raise AssertionError
-        assert time.monotonic() - began < 2
+    with (
+        locked(store),
+        pytest.raises(TimeoutError, match="held the MLflow store"),
+        locked(store, timeout=0.2),
+    ):
+        raise AssertionError
     with locked(store, timeout=0.2):
         pass
 

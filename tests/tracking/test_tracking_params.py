@@ -8,7 +8,7 @@ from prl.config.schema import RlConfig, RunConfig
 from prl.config.serving import EmbeddedConfig, MlflowConfig
 from prl.config.sources import EnvConfig
 from prl.config.training import AdamWConfig, SchedulerConfig
-from prl.tracking.params import HIDDEN, flatten, is_secret, redact, redact_override
+from prl.tracking.params import HIDDEN, flatten, is_secret, redact, redact_override, redact_text
 
 
 def config(**fields: object) -> RlConfig:
@@ -19,9 +19,8 @@ def config(**fields: object) -> RlConfig:
         optim=AdamWConfig(lr=1e-4),
         scheduler=SchedulerConfig(),
         inference=EmbeddedConfig(),
-        tracking=MlflowConfig(),
         env={"gsm8k": EnvConfig(ratio=2.0)},
-        **fields,  # type: ignore[arg-type]
+        **{"tracking": MlflowConfig(), **fields},  # type: ignore[arg-type]
     )
 
 
@@ -60,7 +59,16 @@ def test_redact_copies_and_hides() -> None:
 
 @pytest.mark.parametrize(
     ("name", "secret"),
-    [("headers", True), ("hf_token", True), ("api_key", True), ("api_key_var", False), ("max_tokens", False)],
+    [
+        ("headers", True),
+        ("hf_token", True),
+        ("HF_TOKEN", True),
+        ("api_key", True),
+        ("AWS_SECRET_ACCESS_KEY", True),
+        ("heartbeat_url", True),
+        ("api_key_var", False),
+        ("max_tokens", False),
+    ],
 )
 def test_which_names_hold_secrets(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
@@ -69,3 +77,24 @@ def test_which_names_hold_secrets(name: str, secret: bool) -> None:
 def test_overrides_are_redacted_by_their_key() -> None:
     assert redact_override("algo.teacher.headers.Authorization=Bearer abc").endswith("=***")
     assert redact_override("optim.lr=1e-4") == "optim.lr=1e-4" and redact_override("rl") == "rl"
+
+
+def test_logins_within_urls_are_hidden_wherever_they_are() -> None:
+    url = "https://user:pass@host:5000/x"
+    assert redact({"uri": url, "list": [url, 3]}) == {
+        "uri": "https://***@host:5000/x",
+        "list": ["https://***@host:5000/x", 3],
+    }
+    assert redact_override(f"tracking.uri={url}") == "tracking.uri=https://***@host:5000/x"
+    assert flatten(config(tracking=MlflowConfig(uri=url)))["tracking.uri"] == "https://***@host:5000/x"
+    assert redact("mail@host and http://host/a@b") == "mail@host and http://host/a@b"
+
+
+def test_values_of_secret_words_are_hidden_in_text() -> None:
+    text = "export WANDB_API_KEY=abc\nsrun prl +algo.teacher.headers.X='a b' optim.lr=1\n"
+    assert (
+        redact_text(text)
+        == f"export WANDB_API_KEY={HIDDEN}\nsrun prl +algo.teacher.headers.X={HIDDEN} optim.lr=1\n"
+    )
+    code = 'f(token=token, password="correct horse battery")\n'
+    assert redact_text(code, shortest=16) == f"f(token=token, password={HIDDEN})\n"

@@ -55,7 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World) -> RunDir
     made.publish_address("orchestrator", "tcp://127.0.0.1:1")
     monkeypatch.setattr(Batches, "asked", [], raising=False)
     monkeypatch.setattr(Batches, "run", made, raising=False)
-    monkeypatch.setattr(main, "BatchReceiver", Batches)
+    monkeypatch.setattr(main, "open_receiver", Batches)
     return made
 
 

@@ -11,6 +11,7 @@ from trainer_lab import load_reference, make_sequences, pack, sequence_logprobs
 from prl.config.training import ModelConfig, TrainerConfig
 from prl.records import MicroBatch
 from prl.trainer.attention import PACKED, packed_attention
+from prl.trainer.lm_head import EAGER
 from prl.trainer.model import attention_name, load_policy
 
 CPU = torch.device("cpu")
@@ -84,14 +85,47 @@ def test_padding_is_harmless(model_dir: Path) -> None:
     torch.testing.assert_close(padded[: len(alone)], alone)
 
 
-def test_recomputation_gives_the_same_gradient(model_dir: Path) -> None:
-    gradients = []
-    for recompute in ("none", "full"):
-        model = policy(model_dir, recompute=recompute)
-        forward(model, pack(SEQUENCES))[0].sum().backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for plain, recomputed in zip(*gradients, strict=True):
+def gradients(model: torch.nn.Module, *rows: MicroBatch) -> list[torch.Tensor]:
+    for row in rows:
+        forward(model, row)[0].sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_gives_the_same_gradient(model_dir: Path, recompute: str, offload: bool) -> None:
+    expected = gradients(policy(model_dir), pack(SEQUENCES))
+    model = policy(model_dir, recompute=recompute, offload_activations=offload)
+    calls = []
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    found = gradients(model, pack(SEQUENCES))
+    assert len(calls) == 4, "each of the two layers computes its feed-forward part again"
+    for plain, recomputed in zip(expected, found, strict=True):
         torch.testing.assert_close(plain, recomputed)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_compiled_layers_give_the_same_gradient_and_one_document_is_one_graph(
+    model_dir: Path, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without code generation: what is compiled is what counts. A row of one document has no break."""
+    from torch._dynamo.utils import counters
+
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module: compile_module(module, backend="aot_eager")
+    )
+    monkeypatch.setattr("prl.trainer.model.compiled_kernels", lambda: EAGER)
+    torch._dynamo.reset()
+    counters.clear()
+    rows = [pack(SEQUENCES[:1]), pack(SEQUENCES[:3])]
+    model = policy(model_dir, compile=True, recompute=recompute)
+    forward(model, rows[0])[0].sum().backward()
+    assert counters["stats"]["unique_graphs"] >= 2 and not counters["graph_break"]
+    expected = gradients(policy(model_dir), *rows)
+    for plain, compiled in zip(expected, gradients(model, rows[1]), strict=True):
+        torch.testing.assert_close(plain, compiled, rtol=1e-4, atol=1e-5)
 
 
 def test_the_first_slot_is_a_uniform_guess_and_index_i_speaks_of_token_i(model_dir: Path) -> None:
@@ -116,7 +150,9 @@ def test_kernel_names(model_dir: Path) -> None:
 
     config = AutoConfig.from_pretrained(model_dir)
     assert attention_name("auto", config, CPU) == PACKED
-    assert attention_name("flex", config, CPU) == "flex_attention"
+    assert attention_name("flex", config, torch.device("cuda")) == "flex_attention"
+    with pytest.raises(ValueError, match="no backward of it on CPUs"):
+        attention_name("flex", config, CPU)
     assert attention_name("flash", config, torch.device("cuda")) == PACKED
     with pytest.raises(ValueError, match="needs a GPU"):
         attention_name("flash", config, CPU)

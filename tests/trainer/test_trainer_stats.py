@@ -78,7 +78,7 @@ def test_only_the_reported_statistics_are_named() -> None:
     statistics = {n: {key.rpartition("/")[2] for key in found if key.rpartition("/")[0] == n} for n in names}
     assert statistics["entropy/env"] == statistics["mismatch_kl/all"] == {"mean", "std", "max"}
     assert statistics["is_masked"] == statistics["ref_kl/masked_mismatch_kl"] == {"mean", "max"}
-    assert statistics["is_clipped"] == statistics["ref_kl"] == {"mean", "std", "min", "max"}
+    assert statistics["is_clipped"] == statistics["ref_kl"] == {"mean", "median", "std", "min", "max"}
 
 
 def test_kl_entropy_ratio_needs_entropy() -> None:

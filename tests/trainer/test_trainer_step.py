@@ -82,7 +82,11 @@ def test_missing_rows_are_filled_to_the_count_of_the_other_ranks(
 
     def gather(value: dict, world: World) -> list[dict]:
         members = {"rl": 2.0, "ce": 0.0, "ref_kl": 0.0}
-        return [value, {"rows": 4, "tokens": 100, "members": members}] if "rows" in value else [value]
+        return (
+            [value, {"rows": 4, "tokens": 100, "flops": 1e3, "members": members}]
+            if "rows" in value
+            else [value]
+        )
 
     monkeypatch.setattr(step_module, "all_gather_json", gather)
     train_step(engine, [pack(make_sequences(0, ["rl"]))], IPO, 1)

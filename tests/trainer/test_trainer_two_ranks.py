@@ -16,7 +16,7 @@ from trainer_lab import make_sequences, pack, reference_run, spawn
 
 from prl.records import MicroBatch
 
-STEPS = 6
+STEPS = 20
 
 
 def ranks_of(step: int, sequences: list[MicroBatch]) -> list[list[dict[str, Any]]]:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from prl.config import loss, training
 from prl.config.schema import RlConfig
-from prl.config.serving import ClusterConfig, SyncConfig
+from prl.config.serving import ClusterConfig, SyncConfig, TrackingConfig
 from prl.records import MicroBatch
 
 VOCAB = 40
@@ -58,7 +58,7 @@ def make_config(model: Path, optim: training.OptimConfig, **fields: Any) -> RlCo
         loss=IPO,
         optim=optim,
         inference=None,
-        tracking=None,
+        tracking=TrackingConfig(name="none"),
         model=training.ModelConfig(name="lab", path=str(model)),
         sync=SyncConfig(),
         cluster=ClusterConfig(),
@@ -164,9 +164,9 @@ def reference_loss(model: torch.nn.Module, sequences: list[MicroBatch]) -> torch
 def load_reference(directory: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float64, attn_implementation="eager"
-    ).train()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager")
+    model.config._experts_implementation = "eager"  # the grouped kernel knows no float64
+    return model.train()
 
 
 def reference_run(

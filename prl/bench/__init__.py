@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m prl bench <name>`, one module each."""

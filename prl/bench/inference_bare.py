@@ -1,0 +1,131 @@
+"""An engine without a server: `python -m prl.bench.inference_bare KIND MODEL BATCH PROMPT TOKENS …`.
+
+Prints one JSON line with the best round's tokens per second and the time to the first token. Runs in a
+process of its own, under any interpreter that has the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main(words: list[str]) -> None:
+    kind, model, *numbers = words
+    batch, prompt, tokens, threads, rounds = map(int, numbers)
+    run = {"embedded": embedded, "hf": hf_generate, "vllm": vllm}[kind]
+    print(json.dumps(run(Path(model), batch, prompt, tokens, threads, rounds)), flush=True)
+
+
+def prompts_of(batch: int, length: int, vocab: int) -> list[list[int]]:
+    """Distinct prompts without the special tokens of the first ids."""
+    return [[3 + (7 * row + column) % (vocab - 3) for column in range(length)] for row in range(batch)]
+
+
+def embedded(
+    model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds: int
+) -> dict[str, float]:
+    """prl's own sampler, driven directly."""
+    import torch
+
+    from prl.inference.dense import DenseDecoder
+    from prl.inference.sampler import Sampler
+    from prl.inference.sampling_params import SamplingParams
+
+    torch.set_num_threads(threads)
+    on_gpu = torch.cuda.is_available()
+    decoder = DenseDecoder.from_directory(
+        model,
+        max_length=prompt + tokens,
+        device=torch.device("cuda" if on_gpu else "cpu"),
+        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        random_init=True,
+    )
+    engine = Sampler(decoder, max_slots=batch, seed=0)
+
+    def sample(count: int) -> None:
+        params = SamplingParams(max_tokens=count, ignore_eos=True)
+        asked = prompts_of(batch, prompt, decoder.config.vocab_size)
+        engine.submit(*(engine.make_request(each, params) for each in asked))
+        while engine.busy:
+            engine.step()
+
+    return _timed(sample, batch, tokens, rounds)
+
+
+def hf_generate(
+    model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds: int
+) -> dict[str, float]:
+    """`generate` of transformers with its default cache, sampling at temperature 1."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    torch.set_num_threads(threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    policy = (
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=dtype).to(device).eval()
+    )
+    ids = torch.tensor(prompts_of(batch, prompt, policy.config.vocab_size), device=device)
+
+    def sample(count: int) -> None:
+        settings = GenerationConfig(
+            max_new_tokens=count, min_new_tokens=count, do_sample=True, top_k=0, pad_token_id=0
+        )
+        with torch.inference_mode():
+            policy.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+
+    return _timed(sample, batch, tokens, rounds)
+
+
+def vllm(model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds: int) -> dict[str, float]:
+    """`vllm.LLM`, with the logprob of every sampled token, as training needs it."""
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    on_gpu = not current_platform.is_cpu()
+    options: dict[str, Any] = {"gpu_memory_utilization": 0.6} if on_gpu else {"enforce_eager": True}
+    llm = LLM(
+        model=str(model),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=prompt + tokens,
+        dtype="bfloat16" if on_gpu else "float32",
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        **options,
+    )
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    asked = [{"prompt_token_ids": each} for each in prompts_of(batch, prompt, vocab)]
+
+    def sample(count: int) -> None:
+        params = SamplingParams(
+            max_tokens=count, ignore_eos=True, temperature=1.0, detokenize=False, logprobs=1
+        )
+        llm.generate(asked, params, use_tqdm=False)
+
+    return _timed(sample, batch, tokens, rounds)
+
+
+def _timed(sample: Any, batch: int, tokens: int, rounds: int) -> dict[str, float]:
+    sample(2)  # allocations and first-time work
+    first, whole = [], []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        sample(1)
+        first.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        sample(tokens)
+        whole.append(time.perf_counter() - started)
+    return {
+        "requests_per_second": batch / min(whole),
+        "tokens_per_second": batch * tokens / min(whole),
+        "first_token_seconds": min(first),
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,252 @@
+"""What a run needs of each device's memory, computed from the model's config.json alone.
+
+Bytes per parameter follow the trainer's own layout (float32 gradients, float32 masters under ZeRO);
+activations follow Korthikanti et al. (2022) with fused attention. An estimate for a verdict, no measurement:
+allocator fragmentation, CUDA contexts and communication buffers come on top, for which `ROOM` is left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from prl.inference.roles import replicas, served_model, weight_dtype
+from prl.model_path import resolve_model_path
+
+ROOM = 0.9
+"""Share of a device that a run may fill by this estimate."""
+
+GB = 1e9
+UNITS = {"GB": GB, "MB": 1e6}
+FLOAT32 = 4
+WIDTHS = {"float32": FLOAT32, "bfloat16": 2}
+"""Bytes of an element."""
+MOMENTS = {"adamw": 2, "sgd": 1, "muon": 1, "sign_sgd": 0}
+"""Float32 values that an optimizer keeps for each parameter, beside the master copy."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a decoder-only transformer, counts of elements."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    experts: int
+    active_experts: int
+    tied: bool
+    head_norms: bool
+    attention_bias: bool
+
+    @property
+    def projections(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of the matrices of one layer, each expert's among them."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        wide, thin = self.feed_forward, self.hidden
+        attention = [("q_proj", thin, queries), ("k_proj", thin, keys), ("v_proj", thin, keys)]
+        attention.append(("o_proj", queries, thin))
+        expert = [("gate_proj", thin, wide), ("up_proj", thin, wide), ("down_proj", wide, thin)]
+        router = [("gate", thin, self.experts)] if self.experts else []
+        return attention + expert * max(1, self.experts) + router
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model; tied embeddings count once."""
+        norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        biases = (self.heads + 2 * self.kv_heads) * self.head_dim if self.attention_bias else 0
+        layer = sum(rows * columns for _, rows, columns in self.projections) + norms + biases
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return embeddings + self.layers * layer + self.hidden
+
+    def adapters(self, rank: int, targets: Sequence[str]) -> int:
+        """Parameters of rank-`rank` adapters on the matrices of these names."""
+        sides = [rows + columns for name, rows, columns in self.projections if name in targets]
+        return self.layers * rank * sum(sides)
+
+    def activations(self, tokens: int, recompute: str) -> int:
+        """Elements kept between forward and backward of one row of `tokens`."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 4 * self.hidden + 3 * queries + 4 * keys
+        feed_forward = 2 * self.hidden + 3 * self.feed_forward * max(1, self.active_experts)
+        whole = attention + feed_forward
+        if recompute == "full":
+            return tokens * (self.layers * self.hidden + whole)
+        if recompute == "selective":
+            return tokens * (self.layers * (attention + self.hidden) + feed_forward)
+        return tokens * self.layers * whole
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of one process on its device, by what they hold; `host`: what was moved to host memory."""
+
+    parameters: float = 0
+    gradients: float = 0
+    optimizer: float = 0
+    activations: float = 0
+    kv: float = 0
+    host: float = 0
+
+    @property
+    def device(self) -> float:
+        return sum(astuple(self)[:5])
+
+
+def read_sizes(directory: Path, num_layers: int | None = None) -> Sizes | None:
+    """Sizes from `config.json`; None for a model that does not name them in the usual way."""
+    told = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    told = {**told, **told.get("text_config", {})}
+    try:
+        heads, hidden = told["num_attention_heads"], told["hidden_size"]
+        experts = (
+            told.get("num_experts") or told.get("num_local_experts") or told.get("n_routed_experts") or 0
+        )
+        wide = told.get("moe_intermediate_size") if experts else None
+        return Sizes(
+            vocabulary=told["vocab_size"],
+            hidden=hidden,
+            layers=num_layers or told["num_hidden_layers"],
+            heads=heads,
+            kv_heads=told.get("num_key_value_heads") or heads,
+            head_dim=told.get("head_dim") or hidden // heads,
+            feed_forward=wide or told["intermediate_size"],
+            experts=experts,
+            active_experts=told.get("num_experts_per_tok") or 0,
+            tied=bool(told.get("tie_word_embeddings", False)),
+            head_norms=str(told.get("model_type", "")).startswith("qwen3"),
+            attention_bias=bool(told.get("attention_bias", told.get("model_type") == "qwen2")),
+        )
+    except KeyError:
+        return None
+
+
+def trainer_need(config: Any, sizes: Sizes, on_gpu: bool) -> Need:
+    """Bytes of one trainer rank."""
+    zero, ranks = config.zero, max(1, config.cluster.train_ranks)
+    width = WIDTHS[weight_dtype(config, on_gpu)]
+    stage = max(zero.stage, 1) if width < FLOAT32 else zero.stage
+    whole = sizes.parameters
+    lora = config.lora
+    learned = sizes.adapters(lora.rank, lora.targets) if lora.rank else whole
+    frozen = whole if lora.rank else 0
+    shards = {
+        part: ranks if stage >= at else 1 for part, at in (("optimizer", 1), ("gradients", 2), ("all", 3))
+    }
+    parameters = (frozen + learned) * width / shards["all"]
+    masters = 1 if stage else 0
+    optimizer = learned * FLOAT32 * (MOMENTS.get(config.optim.name, 2) + masters) / shards["optimizer"]
+    chunk = min(config.trainer.lm_head_chunk or config.trainer.seq_len, config.trainer.seq_len)
+    logits = 2 * chunk * sizes.vocabulary * FLOAT32
+    micro = getattr(getattr(config, "data", None), "micro_batch_size", 1)
+    kept = sizes.activations(config.trainer.seq_len * micro, config.trainer.recompute) * width
+    moved = [(optimizer, zero.offload_optimizer), (parameters, zero.offload_parameters)]
+    return Need(
+        parameters=0 if zero.offload_parameters else parameters,
+        gradients=learned * FLOAT32 / shards["gradients"],
+        optimizer=0 if zero.offload_optimizer else optimizer,
+        activations=kept + logits,
+        host=sum(size for size, away in moved if away),
+    )
+
+
+def engine_need(config: Any, sizes: Sizes, on_gpu: bool, device_bytes: float | None) -> Need:
+    """Bytes of one engine on each of its devices; vLLM fills its share of a device with KV."""
+    engine = config.inference
+    width = WIDTHS[weight_dtype(config, on_gpu)]
+    devices = getattr(engine, "tensor_parallel_size", 1)
+    weights = sizes.parameters * width / devices
+    token = 2 * sizes.layers * sizes.kv_heads * sizes.head_dim * width / devices
+    kv = token * engine.max_model_len * getattr(engine, "max_slots", 1)
+    share = getattr(engine, "gpu_memory_utilization", None)
+    if share is not None and on_gpu and device_bytes is not None:
+        kv = max(kv, share * device_bytes - weights)
+    return Need(parameters=weights, kv=kv)
+
+
+def memory_report(
+    config: Any, roles: Sequence[Any], device_bytes: float | None, host_bytes: float | None
+) -> str:
+    """Table of what each placed process needs, and a verdict per device.
+
+    `roles` have `name`, `devices` (CUDA ids, none on CPUs), `node`; `device_bytes` is the memory of one GPU,
+    `host_bytes` that of one node; None where it is not known.
+    """
+    needs = {role.name: need for role in roles if (need := _need(config, role, device_bytes)) is not None}
+    if not needs:
+        return "memory: no estimate, the model's config.json does not name its sizes"
+    unit = "GB" if max(need.device + need.host for need in needs.values()) >= GB else "MB"
+    size = UNITS[unit]
+    columns = ["parameters", "gradients", "optimizer", "activations", "KV", "host", "sum"]
+    lines = [_row(f"estimate, {unit}", columns)]
+    for need, names in _alike(needs):
+        label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        lines.append(_row(label, [f"{value / size:.2f}" for value in (*astuple(need), need.device)]))
+    return "\n".join([*lines, *_verdicts(roles, needs, device_bytes, host_bytes)])
+
+
+def _alike(table: Mapping[str, Any]) -> list[tuple[Any, list[str]]]:
+    """(value, the keys that have it), in order."""
+    found: dict[Any, list[str]] = {}
+    for key, value in table.items():
+        found.setdefault(value, []).append(key)
+    return list(found.items())
+
+
+def _verdicts(
+    roles: Iterable[Any], needs: Mapping[str, Need], device_bytes: float | None, host_bytes: float | None
+) -> list[str]:
+    used: dict[str, float] = {}
+    sizes: dict[str, float | None] = {}
+    for role in roles:
+        if (need := needs.get(role.name)) is None:
+            continue
+        shares = {f"GPU {device} of node {role.node}": (need.device, device_bytes) for device in role.devices}
+        on_host = need.host + (0 if role.devices else need.device)
+        for place, (share, size) in {**shares, f"host {role.node}": (on_host, host_bytes)}.items():
+            used[place], sizes[place] = used.get(place, 0) + share, size
+    told = {place: _verdict(taken, sizes[place]) for place, taken in used.items() if taken}
+    return [f"{places[0]}{_more(places)}: {verdict}" for verdict, places in _alike(told)]
+
+
+def _more(places: list[str]) -> str:
+    return f" and {len(places) - 1} like it" if len(places) > 1 else ""
+
+
+def _verdict(used: float, size: float | None) -> str:
+    if size is None:
+        return f"{used / GB:.2f} GB of a size that is not known here (see cluster.gpu_gb, cluster.mem_gb)"
+    word = "fits" if used <= ROOM * size else "tight" if used <= size else "DOES NOT FIT"
+    return f"{used / GB:.2f} of {size / GB:.2f} GB, {word}"
+
+
+def _need(config: Any, role: Any, device_bytes: float | None) -> Need | None:
+    """What a role needs; None for one that holds no weights."""
+    first = role.name.partition("/")[0]
+    on_gpu = bool(role.devices)
+    if first in ("trainer", "sft"):
+        sizes = _sizes_of(config.model)
+        return trainer_need(config, sizes, on_gpu) if sizes else None
+    router = role.name == "inference" and replicas(config) > 1
+    if first not in ("inference", "teacher") or router:
+        return None
+    sizes = _sizes_of(served_model(config, role.name))
+    return engine_need(config, sizes, on_gpu, device_bytes) if sizes else None
+
+
+def _sizes_of(model: Any) -> Sizes | None:
+    try:
+        directory = resolve_model_path(model)
+    except ValueError:
+        return None  # the rule about the model has told, or an endpoint knows the name
+    return read_sizes(directory, model.num_layers)
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return f"{name:26}" + "".join(f"{cell:>12}" for cell in cells)

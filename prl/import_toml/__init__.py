@@ -1,0 +1,1 @@
+"""`prl import-toml`: prime-rl's TOML files as an option of prl's `experiment` group."""

@@ -1,0 +1,303 @@
+"""prl's routes on vLLM's server, as an ASGI middleware (`--middleware`): weights, pause, liveness.
+
+It stands before vLLM's application and knows it by two public objects: the engine client, and the table of
+adapters by the model name that requests use. Everything else passes through. Requests that sample get a
+cache salt of the current weights, so no block of the prefix cache that other weights computed is ever found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prl.inference.join_call import join_arguments
+from prl.sync.fingerprint import MODES
+from prl.sync.offer import read_offer
+from prl.sync.weight_files import ADAPTER_CONFIG, WeightFiles
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+LIVENESS_SECONDS = 30.0
+SAMPLING_PATHS = ("/inference/v1/generate", "/v1/chat/completions", "/v1/completions")
+ADAPTER_ID = 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Settings:
+    """What the middleware must know of the run; `listening` is called once requests are answered."""
+
+    model: str = ""
+    fingerprint_mode: str = "sampled"
+    frozen: bool = False
+    listening: Callable[[], None] = lambda: None
+    updates: int = 0
+    """Updates begun: part of every cache salt."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+SETTINGS = Settings()
+"""Of this process: vLLM builds the middleware itself and hands it nothing but the application."""
+
+
+class AdminMiddleware:
+    """Answers prl's routes; passes everything else on."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, _announcing(send))
+        elif scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif handler := ROUTES.get(scope["path"]):
+            if not await self._serve(handler, scope, receive, send):
+                await self._app(scope, receive, send)
+        elif scope["path"] in SAMPLING_PATHS and scope["method"] == "POST":
+            await self._app(scope, _salted(receive), send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve(self, handler: _Handler, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer by `handler`; errors as JSON: 400 for the caller's, 503 for what may pass, 500 else."""
+        if scope["method"] != handler.method:
+            await _reply(send, 405, _error(405, f"{scope['path']} takes {handler.method}"))
+            return True
+        try:
+            body = json.loads(await _read(receive) or b"{}") if handler.method == "POST" else {}
+            if not isinstance(body, dict):
+                raise ValueError("the body must be a JSON object")
+            answer = await handler.function(scope["app"].state, body)
+            await _reply(send, 200, answer)
+        except ValueError as error:
+            await _reply(send, 400, _error(400, str(error)))
+        except (FileNotFoundError, TimeoutError) as error:
+            await _reply(send, 503, _error(503, str(error) or "no answer in time"))
+        except Exception as error:
+            logger.exception("%s failed", scope["path"])
+            await _reply(send, 500, _error(500, f"{type(error).__name__}: {error}"))
+        return True
+
+
+async def pause(state: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """Freeze requests where they are; they keep their keys and values."""
+    await state.engine_client.pause_generation(mode="keep", clear_cache=False)
+    return {"status": "paused"}
+
+
+async def resume(state: Any, body: dict[str, Any]) -> dict[str, Any]:
+    await state.engine_client.resume_generation()
+    return {"status": "resumed"}
+
+
+async def liveness(state: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """A round trip through every worker."""
+    async with asyncio.timeout(LIVENESS_SECONDS):
+        ranks = await state.engine_client.collective_rpc("prl_ping")
+    return {"status": "ok", "workers": len(ranks)}
+
+
+async def world_size(state: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """Workers that join a group of this engine."""
+    return {"world_size": state.engine_client.vllm_config.parallel_config.world_size_across_dp}
+
+
+async def init_broadcaster(state: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """Every worker joins the trainer's group, from `rank_offset` on."""
+    _refuse_frozen()
+    ranks = await state.engine_client.collective_rpc("prl_join", args=join_arguments(body))
+    return {"status": "joined", "ranks": ranks}
+
+
+async def update_weights(state: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """Serve the version `{"weight_dir", "version"}`, whole weights or an adapter, by files or broadcast.
+
+    400 for weights that do not fit, 503 for files that are not there (yet); 500 when loading broke off, after
+    which the engine's weights are not to be trusted.
+    """
+    _refuse_frozen()
+    directory, version = body.get("weight_dir"), body.get("version")
+    if not isinstance(directory, str) or isinstance(version, bool) or not isinstance(version, int):
+        raise ValueError('update_weights needs {"weight_dir": <directory>, "version": <integer>}')
+    mode = body.get("fingerprint", SETTINGS.fingerprint_mode)
+    if mode not in MODES:
+        raise ValueError(f"fingerprint={mode!r}: must be one of {', '.join(MODES)}")
+    started = time.monotonic()
+    printed = await _apply(state, Path(directory), str(version), mode)
+    seconds = time.monotonic() - started
+    logger.info("policy version %d served after %.3f s (%s)", version, seconds, printed)
+    return {"version": version, "fingerprint": printed, "seconds": seconds}
+
+
+async def load_lora_adapter(state: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """Serve the adapter at `lora_path` under the model's own name, in place of the one before."""
+    _refuse_frozen()
+    name, path = body.get("lora_name", SETTINGS.model), body.get("lora_path")
+    if name != SETTINGS.model or not isinstance(path, str):
+        raise ValueError(
+            f'load_lora_adapter needs {{"lora_path": <directory>, "lora_name": {SETTINGS.model!r}}}'
+        )
+    return {"fingerprint": await _apply(state, Path(path), None, SETTINGS.fingerprint_mode)}
+
+
+async def _apply(state: Any, directory: Path, version: str | None, mode: str) -> str:
+    """Pause unless that is done, load, drop the prefix cache; the fingerprint that all workers found."""
+    client = state.engine_client
+    async with SETTINGS.lock:
+        was_paused = await client.is_paused()
+        if not was_paused:
+            await client.pause_generation(mode="keep", clear_cache=False)
+        try:
+            SETTINGS.updates += 1
+            printed = await _load(state, directory, mode)
+            await client.reset_prefix_cache()
+            if version is not None and hasattr(client, "update_weight_version"):
+                await client.update_weight_version(version)
+        finally:
+            if not was_paused:
+                await client.resume_generation()
+    return printed
+
+
+async def _load(state: Any, directory: Path, mode: str) -> str:
+    client = state.engine_client
+    offer = await asyncio.to_thread(read_offer, directory)
+    if offer and offer.adapter is not None:
+        with tempfile.TemporaryDirectory(prefix="prl-adapter-") as into:
+            args = (str(directory), mode, into)
+            prints = await client.collective_rpc("prl_receive_adapter", args=args)
+            await _serve_adapter(state, Path(into))
+    elif (directory / ADAPTER_CONFIG).is_file():
+        prints = await client.collective_rpc("prl_fingerprint", args=(str(directory), mode))
+        await _serve_adapter(state, directory)
+    else:
+        if offer is None:
+            await asyncio.to_thread(_check_fit, state, directory)
+        prints = await client.collective_rpc("prl_load", args=(str(directory), mode))
+        state.openai_serving_models.lora_requests.pop(SETTINGS.model, None)  # it lay over other weights
+    if len(set(prints)) != 1:
+        raise RuntimeError(f"the workers hold different weights: {', '.join(sorted(set(prints)))}")
+    return str(prints[0])
+
+
+def _check_fit(state: Any, directory: Path) -> None:
+    """Compares headers with those of the version before, or of the model's files for the first one.
+
+    Raises ValueError if tensors have other shapes, are unknown or missing; FileNotFoundError without files.
+    """
+    specs = {name: spec.shape for name, spec in WeightFiles(directory).specs().items()}
+    known = getattr(state, "prl_shapes", None)
+    missing = set() if known is None else set(known) - set(specs)
+    if known is None:
+        model = Path(state.engine_client.model_config.model)
+        known = {name: spec.shape for name, spec in WeightFiles(model).specs().items()}
+    if faults := sorted({name for name in specs if known.get(name) != specs[name]} | missing):
+        raise ValueError(f"{directory}: these weights do not fit: {', '.join(faults[:5])}")
+    state.prl_shapes = specs
+
+
+async def _serve_adapter(state: Any, directory: Path) -> None:
+    """Requests for the policy's name get the adapter from now on; the base answers to no name any more."""
+    from vllm.lora.request import LoRARequest
+
+    request = LoRARequest(SETTINGS.model, ADAPTER_ID, str(directory), load_inplace=True)
+    await state.engine_client.add_lora(request)
+    served = LoRARequest(SETTINGS.model, ADAPTER_ID, str(directory))
+    state.openai_serving_models.lora_requests[SETTINGS.model] = served
+
+
+def _refuse_frozen() -> None:
+    if SETTINGS.frozen:
+        raise ValueError(f"this engine serves the frozen model {SETTINGS.model}: it takes no weights")
+
+
+@dataclass(frozen=True)
+class _Handler:
+    method: str
+    function: Callable[[Any, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+ROUTES = {
+    "/pause": _Handler("POST", pause),
+    "/resume": _Handler("POST", resume),
+    "/liveness": _Handler("GET", liveness),
+    "/world_size": _Handler("GET", world_size),
+    "/init_broadcaster": _Handler("POST", init_broadcaster),
+    "/update_weights": _Handler("POST", update_weights),
+    "/load_lora_adapter": _Handler("POST", load_lora_adapter),
+}
+
+
+def salt_body(body: bytes, salt: str) -> bytes:
+    """The JSON object `body` with its `cache_salt` replaced. A key given twice counts as given last, so the
+    body need not be parsed. Anything else than an object is left as it is, for vLLM to refuse."""
+    text = body.rstrip()
+    if not text.endswith(b"}") or text[:-1].strip() == b"{":
+        return body
+    return text[:-1] + b',"cache_salt":' + json.dumps(salt).encode() + b"}"
+
+
+def _salted(receive: Receive) -> Receive:
+    """`receive` whose body, taken in whole, has the current salt; what follows it is passed on."""
+    done = False
+
+    async def wrapped() -> MutableMapping[str, Any]:
+        nonlocal done
+        if done:
+            return await receive()
+        done = True
+        body = await _read(receive)
+        if body is None:
+            return {"type": "http.disconnect"}
+        return {
+            "type": "http.request",
+            "body": salt_body(body, f"prl-{SETTINGS.updates}"),
+            "more_body": False,
+        }
+
+    return wrapped
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body; None if the client left before it was whole."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _announcing(send: Send) -> Send:
+    async def wrapped(message: MutableMapping[str, Any]) -> None:
+        await send(message)
+        if message["type"] == "lifespan.startup.complete":
+            SETTINGS.listening()
+
+    return wrapped
+
+
+def _error(status: int, message: str) -> dict[str, Any]:
+    kinds = {400: "BadRequestError", 405: "MethodNotAllowed", 503: "ServiceUnavailableError"}
+    kind = kinds.get(status, "InternalServerError")
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+async def _reply(send: Send, status: int, content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,194 @@
+"""The memory estimate against counts that were made otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launchers.dry_run import driver_bytes, host_bytes, placement_report
+from launchers.placement import place
+from prl.assets import bundled_model
+from prl.config.memory import GB, Need, Sizes, engine_need, memory_report, read_sizes, trainer_need
+
+QWEN3_0_6B = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+LLAMA_3_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}
+
+
+def sizes_of(table: dict[str, Any], where: Path, **more: Any) -> Sizes:
+    (where / "config.json").write_text(json.dumps({**table, **more}))
+    found = read_sizes(where)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("table", "published"),
+    [(QWEN3_0_6B, 596_049_920), (LLAMA_3_8B, 8_030_261_248), (QWEN3_30B_A3B, 30_532_122_624)],
+)
+def test_parameters_are_those_that_were_published(table, published: int, tmp_path: Path) -> None:
+    assert sizes_of(table, tmp_path).parameters == published
+
+
+def test_parameters_of_the_bundled_model_are_those_in_its_file() -> None:
+    directory = bundled_model("tiny")
+    raw = (directory / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    count = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            size = 1
+            for side in entry["shape"]:
+                size *= side
+            count += size
+    found = read_sizes(directory)
+    assert found is not None and found.parameters == count
+
+
+def test_a_model_that_names_no_sizes_has_no_estimate(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert read_sizes(tmp_path) is None
+
+
+def test_text_part_and_cut_layers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": QWEN3_0_6B}))
+    whole, cut = read_sizes(tmp_path), read_sizes(tmp_path, 14)
+    assert whole is not None and cut is not None
+    assert whole.parameters - cut.parameters == 14 * 15_730_944
+
+
+def needs(rl, sizes: Sizes, *words: str, on_gpu: bool = True) -> Need:
+    return trainer_need(rl(*words), sizes, on_gpu)
+
+
+def test_bytes_per_parameter_follow_the_stage(rl, tmp_path: Path) -> None:
+    sizes = sizes_of(QWEN3_0_6B, tmp_path)
+    million = sizes.parameters
+    ranks = "cluster.train_ranks=4"
+    for stage, parameters, gradients, optimizer in ((1, 2, 4, 3), (2, 2, 1, 3), (3, 0.5, 1, 3)):
+        need = needs(rl, sizes, f"zero={stage}", ranks)
+        assert (need.parameters, need.gradients, need.optimizer) == (
+            parameters * million,
+            gradients * million,
+            optimizer * million,
+        )
+    whole = needs(rl, sizes, "zero=0", on_gpu=False)
+    assert (whole.parameters, whole.gradients, whole.optimizer) == (4 * million, 4 * million, 8 * million)
+    assert needs(rl, sizes, "optim=sign_sgd", "zero=1").optimizer == 4 * million
+    assert needs(rl, sizes, "optim=sgd", "zero=1").optimizer == 8 * million
+
+
+def test_offloading_moves_bytes_to_the_host(rl, tmp_path: Path) -> None:
+    sizes = sizes_of(QWEN3_0_6B, tmp_path)
+    need = needs(rl, sizes, "zero=3", "zero.offload_optimizer=true", "zero.offload_parameters=true")
+    assert (need.parameters, need.optimizer, need.host) == (0, 0, 14 * sizes.parameters)
+
+
+def test_activations_shrink_with_recomputation_and_grow_with_rows(rl, tmp_path: Path) -> None:
+    sizes = sizes_of(QWEN3_0_6B, tmp_path)
+    logits = 2 * 512 * 151936 * 4
+    levels = ("none", "selective", "full")
+    found = [needs(rl, sizes, f"trainer.recompute={level}").activations - logits for level in levels]
+    assert found == sorted(found, reverse=True) and found[0] > 5 * found[2]
+    double = needs(rl, sizes, "trainer.seq_len=1024", "trainer.lm_head_chunk=512").activations - logits
+    single = needs(rl, sizes, "trainer.seq_len=512").activations - logits
+    assert double == 2 * single
+
+
+def test_adapters_leave_little_to_learn(rl, tmp_path: Path) -> None:
+    sizes = sizes_of(QWEN3_0_6B, tmp_path)
+    attention = needs(rl, sizes, "lora.rank=16", "lora.targets=[q_proj,nothing]")
+    assert attention.gradients == 4 * 28 * 16 * (1024 + 2048)
+    need = needs(rl, sizes, "zero=1", "lora.rank=16")
+    attention_shapes = [(1024, 2048), (1024, 1024), (1024, 1024), (2048, 1024)]
+    shapes = [*attention_shapes, (1024, 3072), (1024, 3072), (3072, 1024)]
+    learned = 28 * 16 * sum(a + b for a, b in shapes)
+    assert need.gradients == 4 * learned
+    assert need.parameters == 2 * (sizes.parameters + learned)
+
+
+def test_kv_of_an_engine(rl, tmp_path: Path) -> None:
+    sizes = sizes_of(QWEN3_0_6B, tmp_path)
+    config = rl("inference.max_model_len=1000", "inference.max_slots=10")
+    need = engine_need(config, sizes, False, None)
+    assert need.kv == 10 * 1000 * 2 * 28 * 8 * 128 * 4
+    assert need.parameters == 4 * sizes.parameters
+    engine = SimpleNamespace(max_model_len=1000, tensor_parallel_size=2, gpu_memory_utilization=0.5)
+    config = SimpleNamespace(inference=engine, trainer=config.trainer)
+    need = engine_need(config, sizes, True, 80 * GB)
+    assert need.parameters == sizes.parameters and need.device == 40 * GB
+
+
+def report(rl, *words: str, gpus: list[str], gpu: float | None, host: float | None = 1e12) -> str:
+    config = rl(*words)
+    return memory_report(config, place("rl", config, Path("x"), gpus), gpu, host)
+
+
+def test_verdicts_add_up_what_shares_a_device(rl) -> None:
+    alone = report(rl, gpus=["0", "1"], gpu=80 * GB)
+    assert "GPU 0 of node 0: " in alone and "GPU 1 of node 0: " in alone and alone.count("fits") == 2
+    shared = report(rl, gpus=["0"], gpu=30e6)
+    assert re.search(r"GPU 0 of node 0: 0\.0\d of 0\.03 GB, (tight|DOES NOT FIT)", shared)
+    assert "DOES NOT FIT" in report(rl, gpus=["0"], gpu=1e6)
+    assert "size that is not known here" in report(rl, gpus=["0"], gpu=None)
+
+
+def test_on_cpus_everything_shares_the_host(rl) -> None:
+    text = report(rl, gpus=[], gpu=None, host=32 * GB)
+    assert re.search(r"host 0: 0\.0\d of 32\.00 GB, fits", text) and "GPU" not in text
+
+
+def test_alike_processes_take_one_line(rl) -> None:
+    text = report(rl, "cluster.train_ranks=4", gpus=["0", "1", "2", "3", "4"], gpu=80 * GB)
+    assert "trainer/0 and 3 more" in text and "GPU 1 of node 0 and 3 like it" in text
+
+
+def test_a_dry_run_asks_the_machine(rl, tmp_path: Path) -> None:
+    text = placement_report(rl(), place("rl", rl(), Path("x"), []))
+    assert text.endswith("dry run: nothing was started, nothing was written") and "--- memory" in text
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nMemTotal:    2000 kB\n")
+    assert host_bytes(tmp_path / "meminfo", tmp_path / "none") == 2000 * 1024
+    (tmp_path / "max").write_text("1000\n")
+    assert host_bytes(tmp_path / "meminfo", tmp_path / "max") == 1000
+    (tmp_path / "max").write_text("max\n")
+    assert host_bytes(tmp_path / "meminfo", tmp_path / "max") == 2000 * 1024
+    assert driver_bytes("libno-such-driver.so") is None
+    assert "80.00 GB" in placement_report(rl("cluster.gpu_gb=80"), place("rl", rl(), Path("x"), ["0"]))

@@ -1,0 +1,54 @@
+"""What the configuration refuses about adapters and activation memory, with a remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from prl.config.compose import compose_job
+from prl.config.errors import ConfigErrors
+from prl.config.training import AdamWConfig, TrainerConfig, ZeroConfig
+from prl.trainer.recompute import compile_layers, install_recompute
+from prl.trainer.zero import deepspeed_config
+
+FULL = "trainer.recompute=full"
+OFFLOAD = "trainer.offload_activations=true"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([OFFLOAD], "trainer.offload_activations = true: nothing is computed again"),
+        ([OFFLOAD, FULL, "trainer.compile=true"], "compiled layers would fall apart"),
+        (["lora=r16", "lora.targets=[]"], "no layer would get an adapter"),
+        (["lora=r8", "model.random_init=true", "ckpt=end"], "random weights beneath them would be lost"),
+        (["lora=r8", "lora.publish=full"], "lora.publish"),
+        (["lora=r8", "lora.dropout=1"], "lora.dropout"),
+    ],
+)
+def test_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigErrors, match=message):
+        compose_job("rl", words)
+
+
+@pytest.mark.parametrize("command", ["rl", "sft"])
+def test_accepted(command: str) -> None:
+    config = compose_job(command, ["lora=r16", OFFLOAD, FULL])
+    assert (config.lora.rank, config.lora.alpha, config.lora.publish) == (16, 32.0, "merged")
+    assert compose_job(command, []).lora.rank == 0
+    assert compose_job(command, ["lora=r64"]).lora.alpha == 128.0
+
+
+def test_models_without_the_usual_layers_are_refused() -> None:
+    plain = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="Linear has no layers that can be recomputed"):
+        install_recompute(plain, TrainerConfig(recompute="full"))
+    with pytest.raises(ValueError, match="no layers"):
+        compile_layers(plain)
+    install_recompute(plain, TrainerConfig())
+
+
+def test_gradients_leave_bfloat16_at_once() -> None:
+    """Otherwise all of them live until the step, beside the float32 sums that hold the same."""
+    bf16 = deepspeed_config(ZeroConfig(stage=1), AdamWConfig(), torch.bfloat16, on_gpu=True)["bf16"]
+    assert bf16 == {"enabled": True, "immediate_grad_update": True}
