@@ -98,7 +98,7 @@ def job_of(command: str) -> Callable[[Any, Sequence[str]], int]:
 
 
 def _in_a_job() -> bool:
-    """Whether this process is a task of the job that runs its command; being inside some job is not enough."""
+    """Whether this process is a task of the job that runs its command; inside of some job is not enough."""
     from launchers.site import Site, current_site
 
     return type(current_site()) is not Site

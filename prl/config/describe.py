@@ -143,7 +143,9 @@ def _evals(config: Any) -> str:
     shared = config.eval
     found = [f"{name} every {env.interval or shared.interval}" for name, env in shared.env.items()]
     start = "" if shared.skip_first_step else "at the start, "
-    return f"{', '.join(found)} versions, {start}at the end" + ("" if shared.pin_version else ", versions may mix")
+    return f"{', '.join(found)} versions, {start}at the end" + (
+        "" if shared.pin_version else ", versions may mix"
+    )
 
 
 def _schedule(config: Any) -> str:

@@ -6,7 +6,8 @@ Found: fenced blocks and inline code. How each is treated, by its language and b
   tools (`prl watch`, `prl eval compare`) must exist.
 - `<!-- executed -->` above a `bash` block: it is executed as a whole, in an empty directory.
 - a block with `$ command` lines: the refused ones must print exactly the lines that follow.
-- `yaml`, `python`, `toml`: read; with a first line `# path/to/file` they exist for its commands.
+- `yaml`, `python`, `toml`: read; with a first line `# path/to/file` (or after `# @package`) they exist for
+  its commands.
 - inline `python -m prl ...`: composed like those in blocks, unless it holds `...` or `<...>` to be filled in.
 """
 
@@ -42,7 +43,7 @@ SKIPPED = ("outputs", "multirun", "dist", "build", "node_modules")
 EXECUTED = "<!-- executed -->"
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```", re.M | re.S)
 INLINE = re.compile(r"(?<!`)`((?:python -m prl|prl) [^`\n]+)`(?!`)")
-FILE_COMMENT = re.compile(r"# ([\w./-]+\.(?:yaml|py|toml))\b")
+FILE_COMMENT = re.compile(r"(?:# @package [^\n]*\n)?# ([\w./-]+\.(?:yaml|py|toml))\b")
 NOT_HERE = ("is not installed in this environment",)
 """Reasons that speak of this machine, not of the command."""
 

@@ -74,6 +74,7 @@ SCHEMAS = dict(GROUPS) | {
     "zero": {"": training.ZeroConfig},
     "ckpt": {"": training.CkptConfig},
     "env": {"": EnvConfig},
+    "cluster": GROUPS["cluster"] | {"laptop": GROUPS["cluster"]["local"], "": GROUPS["cluster"]["slurm"]},
 }
 
 

@@ -185,7 +185,9 @@ def test_auto_takes_an_exact_hugging_face_id(tmp_path: Path) -> None:
 
 
 def test_auto_refuses_to_guess(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"auto knows no renderer for model 'mine'.*role-token, role-token-tools, chatml"):
+    with pytest.raises(
+        ValueError, match=r"auto knows no renderer for model 'mine'.*role-token, role-token-tools, chatml"
+    ):
         renderer_config(tiny(path=local_model(tmp_path, CHATML), name="mine"))
 
 
