@@ -20,7 +20,7 @@ COMMANDS = {
     "rl": "launchers.run:launch_rl",
     "sft": "launchers.run:launch_sft",
     "eval": "launchers.run_eval:launch_eval",
-    "export": "prl.checkpoint.export:run",
+    "export": "launchers.run_export:launch_export",
     "inference": "launchers.serve:launch_inference",
 }
 """Command -> where its job lives; imported when the configuration has been accepted."""
@@ -90,8 +90,6 @@ def job_of(command: str) -> Callable[[Any, Sequence[str]], int]:
         if config.cluster.name == "slurm" and not _in_a_job():
             return int(_load("launchers.slurm.submit:submit")(command, config, list(words)))
         run = _load(COMMANDS[command])
-        if command == "export":
-            return int(run(config))
         return int(run(config, shlex.join(["python", "-m", "prl", *words])))
 
     return job

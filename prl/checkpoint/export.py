@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prl.checkpoint.export_source import locate
+from prl.checkpoint.export_source import locate, output_directory
 from prl.checkpoint.model_files import copy_model_files
 from prl.checkpoint.reader import CheckpointReader
 from prl.checkpoint.trainer_state import saved_adapter
@@ -58,7 +58,7 @@ def run(config: ExportConfig) -> int:
     """The job of `python -m prl export`; the exit code: 0, or 2 after one line that says what is wrong."""
     try:
         source = locate(config.run, config.step)
-        out = Path(config.out).expanduser().absolute() if config.out else source.step_dir / "weights"
+        out = output_directory(config.out, source)
         dtype = getattr(torch, config.dtype)
         print(
             export(

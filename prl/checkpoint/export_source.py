@@ -25,6 +25,11 @@ class ExportSource:
     num_layers: int | None = None
 
 
+def output_directory(out: str | None, source: ExportSource) -> Path:
+    """Where the weights of a checkpoint go: `out`, else `weights/` beside them."""
+    return Path(out).expanduser().absolute() if out else source.step_dir / "weights"
+
+
 def locate(run: str, step: int | None) -> ExportSource:
     """Find checkpoint `step` (None: the newest) of `run`: a run directory, or a checkpoint directory of it.
 

@@ -52,7 +52,6 @@ RUN = {
 }
 RUN_WITHOUT = {
     "run.dir": "the directory has the run's name",
-    "dashboard": "`prl dashboard` is started by hand",
     "log.vf_level": "log.level is for all",
     "log.json_logging": "metrics are JSON lines already",
     "log.log_data": "traces/ holds every episode",
@@ -82,6 +81,7 @@ def run_keys(tree: Tree, notes: Translation) -> None:
     """Identity, limits, logs and trackers. Silence about a tracker means none, about an end means forever."""
     notes.move(tree, RUN)
     notes.move(tree, {"log.level": ("log.level", lambda level: LEVELS[str(level).lower()])})
+    notes.move(tree, {"dashboard": ("monitor.dashboard", lambda on: "auto" if on else "never")})
     if tree.has("metrics_server"):
         notes.put("monitor.endpoints", True, tree.full("metrics_server"))
         tree.take("metrics_server.port")
