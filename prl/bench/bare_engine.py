@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +44,10 @@ class BareEngine:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def step(self, step: int) -> StepInfo:
+    def step(self, step: int, veto: Callable[[], None]) -> StepInfo:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(params, self._max_norm)
+        veto()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():

@@ -6,7 +6,7 @@ and needs no device sync to know shapes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, get_args
@@ -18,6 +18,15 @@ from torch import Tensor
 from prl.records import Component, MicroBatch
 
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+
+class RowInputs(NamedTuple):
+    """What a forward pass needs of a packed row of `n` tokens, on one device: ids int64, temperatures float32."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    temperatures: Tensor
+    sequence_lengths: tuple[int, ...]
 
 
 class SequenceMembers(NamedTuple):
@@ -64,8 +73,31 @@ class MicroBatchTensors:
         return _describe(position, self.sequence_lengths, self.trace_ids)
 
 
-def from_micro_batch(micro: MicroBatch, device: torch.device | str = "cpu") -> MicroBatchTensors:
-    """Resolves members and moves the row to `device`.
+def row_inputs(micro: MicroBatch, device: torch.device | str = "cpu") -> RowInputs:
+    """The part of a row that its forward pass can start with."""
+    put = _mover(device)
+    return RowInputs(
+        put(np.asarray(micro.input_ids, dtype=np.int64)),
+        put(np.asarray(micro.position_ids, dtype=np.int64)),
+        put(np.asarray(micro.temperatures, dtype=np.float32)),
+        tuple(micro.sequence_lengths),
+    )
+
+
+def count_row(micro: MicroBatch) -> dict[Component, float]:
+    """`MicroBatchTensors.counts` of a row, without moving or checking anything."""
+    weights = {c: getattr(micro, f"{c}_weights") for c in COMPONENTS}
+    arrays = {
+        f"{c}_weights": np.asarray(own, dtype=np.float32) for c, own in weights.items() if own is not None
+    }
+    flags = _member_flags(arrays, np.asarray(micro.loss_mask, dtype=bool))
+    return _counts(flags, {c: arrays[f"{c}_weights"] for c in COMPONENTS if f"{c}_weights" in arrays})
+
+
+def from_micro_batch(
+    micro: MicroBatch, device: torch.device | str = "cpu", inputs: RowInputs | None = None
+) -> MicroBatchTensors:
+    """Resolves members and moves the row to `device`; `inputs` are those of the row that are there already.
 
     Raises ValueError, naming the sample and the token, for a ref_kl token without reference logprobs and
     for a value that is not finite where it is used.
@@ -76,20 +108,18 @@ def from_micro_batch(micro: MicroBatch, device: torch.device | str = "cpu") -> M
     mask = np.asarray(micro.loss_mask, dtype=bool)
     flags = _member_flags(arrays, mask)
     _check_members(micro, arrays, flags)
-
-    def put(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
+    put = _mover(device)
+    inputs = inputs or row_inputs(micro, device)
     weights = {c: arrays[f"{c}_weights"] for c in COMPONENTS if f"{c}_weights" in arrays}
     members = {c: np.flatnonzero(flags[c]) for c in COMPONENTS}
     policy = (flags["rl"] | flags["ref_kl"]) & mask
     return MicroBatchTensors(
-        input_ids=put(np.asarray(micro.input_ids, dtype=np.int64)),
-        position_ids=put(np.asarray(micro.position_ids, dtype=np.int64)),
+        input_ids=inputs.input_ids,
+        position_ids=inputs.position_ids,
         loss_mask=put(mask),
         advantages=put(arrays["advantages"]),
         inference_logprobs=put(arrays["inference_logprobs"]),
-        temperatures=put(arrays["temperatures"]),
+        temperatures=inputs.temperatures,
         ref_logprobs=put(arrays["ref_logprobs"]) if "ref_logprobs" in arrays else None,
         weights={c: put(stream) for c, stream in weights.items()},
         members={c: put(positions) for c, positions in members.items()},
@@ -103,12 +133,21 @@ def from_micro_batch(micro: MicroBatch, device: torch.device | str = "cpu") -> M
     )
 
 
+def _mover(device: torch.device | str) -> Callable[[np.ndarray], Tensor]:
+    """Moves arrays to `device`. A GPU copies from pinned memory: from any other the host would wait for all
+    work that was launched before."""
+    if torch.device(device).type != "cuda":
+        return lambda array: torch.from_numpy(array).to(device)
+    return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
 def _float_arrays(micro: MicroBatch) -> dict[str, np.ndarray]:
-    names = ("advantages", "inference_logprobs", "temperatures", "ref_logprobs")
+    names = ("advantages", "inference_logprobs", "ref_logprobs")
     streams = {name: getattr(micro, name) for name in (*names, *(f"{c}_weights" for c in COMPONENTS))}
     arrays = {
         name: np.asarray(values, dtype=np.float32) for name, values in streams.items() if values is not None
     }
+    assert len(micro.temperatures) == len(micro), f"{len(micro.temperatures)} temperatures for {len(micro)} tokens"
     for name, array in arrays.items():
         assert array.shape == (len(micro),), f"{name} has shape {array.shape} in a row of {len(micro)} tokens"
     return arrays

@@ -27,6 +27,33 @@ class NonFiniteLoss(ValueError):
     """A logprob or loss term of a member is NaN or infinite."""
 
 
+class FiniteCheck:
+    """Whether all logprobs and loss terms of a row's members are finite: a verdict that lies on the device.
+
+    `logprobs` [n] and `terms` [members of each component], without gradient.
+    """
+
+    def __init__(self, micro: MicroBatchTensors, logprobs: Tensor, terms: dict[Component, Tensor]) -> None:
+        self._micro, self._logprobs, self._terms = micro, logprobs, terms
+        used = torch.cat([logprobs[micro.members[component]] for component in terms])
+        self.finite = torch.isfinite(used).all() & torch.isfinite(torch.cat(list(terms.values()))).all()
+        """Boolean scalar."""
+
+    def explain(self) -> None:
+        """Raise NonFiniteLoss, naming the sample and the token, if the verdict is false."""
+        for component, term in self._terms.items():
+            members = self._micro.members[component]
+            for name, found in (
+                ("the trainer's logprob", self._logprobs[members]),
+                (f"the {component} loss", term),
+            ):
+                bad = (~torch.isfinite(found)).nonzero()
+                if len(bad):
+                    first = int(bad[0])
+                    where = self._micro.describe(int(members[first]))
+                    raise NonFiniteLoss(f"{where}: {name} is {float(found[first])}; it must be finite")
+
+
 def count_members(micro: MicroBatchTensors) -> dict[str, float]:
     """This row's share of each denominator: sum of weights for rl, member tokens for ce and ref_kl.
 
@@ -36,13 +63,18 @@ def count_members(micro: MicroBatchTensors) -> dict[str, float]:
 
 
 def compute_loss(
-    micro: MicroBatchTensors, logprobs: Tensor, counts: dict[str, float], loss_config: LossConfig
+    micro: MicroBatchTensors,
+    logprobs: Tensor,
+    counts: dict[str, float],
+    loss_config: LossConfig,
+    later: list[FiniteCheck] | None = None,
 ) -> tuple[Tensor, Metrics]:
     """Scalar loss of one row, divided by the global counts, and its metrics.
 
     Args:
         logprobs: [n]; entry i speaks about token i given those before it, at the token's temperature.
         counts: denominators over the whole global batch, from `count_members`; 0 means no member anywhere.
+        later: takes the check that everything is finite, instead of waiting for the device here.
 
     Returns:
         The loss (float32, always connected to `logprobs`, so a row without members runs backward too) and
@@ -73,7 +105,12 @@ def compute_loss(
         terms["ref_kl"], own = policy_loss(rule)(tokens, loss_config)
         metrics |= {f"ref_kl/{name}": values for name, values in own.items()}
         metrics["ref_kl"] = tokens.advantages
-    _check_finite(micro, logprobs.detach(), terms)
+    if terms:
+        check = FiniteCheck(micro, logprobs.detach(), {c: term.detach() for c, term in terms.items()})
+        if later is not None:
+            later.append(check)
+        elif not bool(check.finite):
+            check.explain()
     # The empty sum ties the loss to the graph without touching a value that may be NaN.
     loss = logprobs[:0].sum()
     for component, values in terms.items():
@@ -122,24 +159,3 @@ def _mismatch_metrics(micro: MicroBatchTensors, logprobs: Tensor) -> Metrics:
         for key, positions in micro.policy.items()
         if len(positions)
     }
-
-
-def _check_finite(micro: MicroBatchTensors, logprobs: Tensor, terms: dict[Component, Tensor]) -> None:
-    """The one device sync of the loss."""
-    if not terms:
-        return
-    used = torch.cat([logprobs[micro.members[component]] for component in terms])
-    values = torch.cat([term.detach() for term in terms.values()])
-    if bool(torch.isfinite(used).all() & torch.isfinite(values).all()):
-        return
-    for component, term in terms.items():
-        members = micro.members[component]
-        for name, found in (
-            ("the trainer's logprob", logprobs[members]),
-            (f"the {component} loss", term.detach()),
-        ):
-            bad = (~torch.isfinite(found)).nonzero()
-            if len(bad):
-                first = int(bad[0])
-                where = micro.describe(int(members[first]))
-                raise NonFiniteLoss(f"{where}: {name} is {float(found[first])}; it must be finite")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -112,4 +113,6 @@ def _variable_length(
 @lru_cache(maxsize=8)
 def _starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """[sequences + 1] int32 offsets; the layers of a row share them."""
-    return torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    # From memory that is not pinned the copy would wait for all work on the GPU.
+    return starts.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else starts.to(device)

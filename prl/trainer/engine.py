@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +21,7 @@ from prl.config.schema import RlConfig, SftConfig
 from prl.config.training import MuonConfig
 from prl.model_path import resolve_model_path
 from prl.trainer.attention import kernel_choice
+from prl.trainer.bf16_step import spare_the_bf16_step
 from prl.trainer.distributed import World, import_deepspeed
 from prl.trainer.flops import model_cost
 from prl.trainer.lora import install_lora
@@ -47,6 +48,10 @@ class StepInfo(NamedTuple):
 
     lr: float
     grad_norm: float
+
+
+def _no_veto() -> None:
+    """Every update is fine."""
 
 
 class TrainEngine:
@@ -90,6 +95,8 @@ class TrainEngine:
         self.routing = RouterWatch(self.model)
         self.cost = model_cost(self.model.config)
         self.optimizer: Optimizer = build_optimizer(config.optim, self.model)
+        self._veto: Callable[[], None] = _no_veto
+        self.optimizer.register_step_pre_hook(lambda *_: self._veto())
         self._stage_0_norm = math.nan
         if self.stage == 0:
             self.optimizer.register_step_pre_hook(self._clip_at_stage_0)
@@ -100,6 +107,7 @@ class TrainEngine:
             config=settings,
             dist_init_required=False,
         )
+        spare_the_bf16_step(self.deepspeed, world.size)
         if straight or (from_files and dtype != torch.float32):
             self._read_weights(resolve_model_path(config.model), always=straight)
         if isinstance(self.optimizer, Muon) and self.stage:
@@ -135,11 +143,17 @@ class TrainEngine:
             # DeepSpeed averages over ranks; the sum is meant.
             self.deepspeed.backward(loss * self.world.size)
 
-    def step(self, step: int) -> StepInfo:
-        """The update of step `step` (from 1). Raises FloatingPointError on a gradient that is not finite."""
+    def step(self, step: int, veto: Callable[[], None] = _no_veto) -> StepInfo:
+        """The update of step `step` (from 1). Raises FloatingPointError on a gradient that is not finite.
+
+        `veto` is called when gradients are reduced and before weights change, perhaps several times; what it
+        raises ends the step.
+        """
         self.saver.check()
+        self._veto = veto
         lr = set_learning_rates(self.optimizer, self.schedule(step - self.schedule_start))
         self.deepspeed.step()
+        veto()  # DeepSpeed may have seen a gradient that is not finite, and made no update
         norm = self._stage_0_norm if self.stage == 0 else float(self.deepspeed.get_global_grad_norm())
         if not math.isfinite(norm):
             raise FloatingPointError(

@@ -42,6 +42,9 @@ class RouterWatch:
     @torch.no_grad()
     def _listen(self, router: Any, _: Any, outputs: tuple[Tensor, ...]) -> None:
         logits, _, chosen = outputs
-        load = torch.bincount(chosen.flatten(), minlength=router.num_experts).float()
+        # Not bincount: on a GPU it waits to learn the largest number.
+        chosen_flat = chosen.flatten()
+        load = logits.new_zeros(router.num_experts, dtype=torch.float32)
+        load.scatter_add_(0, chosen_flat, torch.ones_like(chosen_flat, dtype=torch.float32))
         self._violations.append(load.max() / load.mean() - 1)
         self._confidences.append(logits.float().softmax(-1).gather(-1, chosen).sum(-1))

@@ -45,17 +45,33 @@ class Moments(NamedTuple):
 
 
 class TokenStats:
-    """Moments per metric name. `add` never waits for the device; `reduce` does once."""
+    """Moments per metric name. `add` never waits for the device; `reduce` does once.
+
+    A metric costs a GPU a dozen tiny kernels: vectors are kept and reduced together, as one matrix.
+    """
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[Tensor]] = {}
+        self._pending: list[tuple[str, Tensor]] = []
+        self._longest = 0
+        self._parts: list[tuple[str, Tensor]] = []
         self._values: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, values: Tensor) -> None:
         """Take a vector over tokens into account; NaN marks tokens that are not part of the metric."""
-        self._parts.setdefault(name, []).append(_moments(values.detach()))
+        values = values.detach().flatten()
+        self._pending.append((name, values))
+        self._longest = max(self._longest, len(values))
+        if len(self._pending) * self._longest > PENDING_ELEMENTS:
+            self.settle()
         if "median" in suffixes(name):
-            self._values.setdefault(name, []).append(values.detach().float().flatten())
+            self._values.setdefault(name, []).append(values.float())
+
+    def settle(self) -> None:
+        """Launch the reduction of what was added, so that it is done by the time `reduce` asks for it."""
+        if self._pending:
+            names, vectors = zip(*self._pending, strict=True)
+            self._parts += zip(names, _moments(vectors, self._longest).unbind(), strict=True)
+            self._pending, self._longest = [], 0
 
     def reduce(self, world: World) -> dict[str, Moments]:
         """Moments over all rows of all ranks. Collective; ranks may know different names."""
@@ -64,38 +80,45 @@ class TokenStats:
             for name, numbers in rank_stats.items():
                 moments = Moments(*numbers)
                 merged[name] = merged[name].merge(moments) if name in merged else moments
-        for name in sorted(merged):
-            if "median" in suffixes(name):
-                merged[name] = merged[name]._replace(median=self._median(name, world))
+        names = [name for name in sorted(merged) if "median" in suffixes(name)]
+        if names:
+            medians = torch.stack([self._median(name, world) for name in names]).tolist()
+            for name, median in zip(names, medians, strict=True):
+                merged[name] = merged[name]._replace(median=median)
         return merged
 
-    def _median(self, name: str, world: World) -> float:
-        """Collective, for a name that any rank knows."""
+    def _median(self, name: str, world: World) -> Tensor:
+        """Float64 scalar. Collective, for a name that any rank knows."""
         own = torch.cat(self._values.get(name) or [torch.empty(0, device=world.device)])
         values = torch.cat(all_gather_rows(own[~own.isnan()], world)).sort().values
-        middle = values[(len(values) - 1) // 2 : len(values) // 2 + 1]
-        return float(middle.double().mean())
+        return values[(len(values) - 1) // 2 : len(values) // 2 + 1].double().mean()
 
     def _local(self) -> dict[str, list[float]]:
+        self.settle()
         if not self._parts:
             return {}
-        names = [name for name, parts in self._parts.items() for _ in parts]
-        rows = torch.stack([part for parts in self._parts.values() for part in parts]).tolist()
+        names = [name for name, _ in self._parts]
+        rows = torch.stack([part for _, part in self._parts]).tolist()
         merged: dict[str, Moments] = {}
         for name, row in zip(names, rows, strict=True):
             merged[name] = merged[name].merge(Moments(*row)) if name in merged else Moments(*row)
         return {name: list(moments[:5]) for name, moments in merged.items() if moments.tokens}
 
 
-def _moments(values: Tensor) -> Tensor:
-    """[5] float64, see `Moments`."""
-    values = values.double().flatten()
+PENDING_ELEMENTS = 1 << 21
+"""Elements of the matrix that vectors wait for: 16 MiB."""
+
+
+def _moments(vectors: Sequence[Tensor], longest: int) -> Tensor:
+    """[vectors, 5] float64, see `Moments`."""
+    values = vectors[0].new_full((len(vectors), longest + 1), torch.nan, dtype=torch.float64)
+    for row, vector in zip(values, vectors, strict=True):
+        row[: len(vector)] = vector
     real = ~values.isnan()
     known = torch.where(real, values, 0.0)
-    edge = values.new_full((1,), torch.inf)
-    low = torch.cat([torch.where(real, values, torch.inf), edge]).amin()
-    high = torch.cat([torch.where(real, values, -torch.inf), -edge]).amax()
-    return torch.stack([real.sum().double(), known.sum(), known.square().sum(), low, high])
+    low = torch.where(real, values, torch.inf).amin(1)
+    high = torch.where(real, values, -torch.inf).amax(1)
+    return torch.stack([real.sum(1).double(), known.sum(1), known.square().sum(1), low, high], 1)
 
 
 TWO_SIDED = ("mean", "std", "max")

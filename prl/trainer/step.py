@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from prl.config.loss import LossConfig
-from prl.loss.batch import MicroBatchTensors, from_micro_batch
-from prl.loss.components import NonFiniteLoss, compute_loss, count_members
+from prl.loss.batch import MicroBatchTensors, count_row, from_micro_batch, row_inputs
+from prl.loss.components import FiniteCheck, NonFiniteLoss, compute_loss
 from prl.orchestrator.packing import zero_loss_clone
 from prl.records import MicroBatch
 from prl.trainer.distributed import World, all_gather_json
@@ -46,19 +46,21 @@ def train_step(
     started = time.perf_counter()
     if engine.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(engine.device)
-    first = from_micro_batch(micro_batches[0], engine.device)
-    outputs = _forward(engine, first)  # a GPU works on it while the host reads the other rows
-    rows, counts, work = _load(engine, first, micro_batches)
+    fillers, counts, work = _agree(engine, micro_batches)
     loaded = time.perf_counter()
-    stats = TokenStats()
-    left_out = 0
-    for index, row in enumerate(rows):
-        outputs = _forward(engine, row) if index else outputs
+    stats, checks, left_out = TokenStats(), list[FiniteCheck](), 0
+    for micro in [*micro_batches, *[zero_loss_clone(micro_batches[0])] * fillers]:
+        inputs = row_inputs(micro, engine.device)
+        outputs = engine.forward(*inputs)
+        row = from_micro_batch(micro, engine.device, inputs)  # while a GPU works on the forward pass
         if token_log:
             token_log.note(row, outputs[0])
-        left_out += not _backward(engine, row, outputs, counts, loss_config, stats, skip_non_finite)
+        left_out += not _backward(
+            engine, row, outputs, counts, loss_config, stats, None if skip_non_finite else checks
+        )
     del outputs
-    info = engine.step(step)
+    stats.settle()
+    info = engine.step(step, Verdict(checks, engine.device))
     moments = stats.reduce(engine.world)
     finished = time.perf_counter()
     told = {"loss/nan_count": float(_total(left_out, engine))} if skip_non_finite else {}
@@ -75,22 +77,45 @@ def train_step(
     }
 
 
-def _load(
-    engine: TrainEngine, first: MicroBatchTensors, micro_batches: Sequence[MicroBatch]
-) -> tuple[list[MicroBatchTensors], dict[str, float], dict[str, float]]:
-    """(rows, as many on every rank; members per component, tokens and FLOPs of the global batch)."""
-    rows = [first, *(from_micro_batch(micro, engine.device) for micro in micro_batches[1:])]
-    members = _count(rows)
-    work = {
+class Verdict:
+    """Whether the losses of all rows are finite, on its way to the host; the call raises if one is not.
+
+    Waits for work that was launched before it was made, not for work launched since.
+    """
+
+    def __init__(self, checks: Sequence[FiniteCheck], device: torch.device) -> None:
+        self._checks = checks
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        flags = torch.stack([check.finite for check in checks]) if checks else torch.ones(1, dtype=torch.bool)
+        self._flags = torch.empty(flags.shape, dtype=torch.bool, pin_memory=self._event is not None)
+        self._flags.copy_(flags, non_blocking=True)
+        if self._event:
+            self._event.record()
+
+    def __call__(self) -> None:
+        """Raises NonFiniteLoss, naming the sample and the token."""
+        if self._event:
+            self._event.synchronize()
+        for check, finite in zip(self._checks, self._flags.tolist(), strict=False):
+            if not finite:
+                check.explain()
+
+
+def _agree(
+    engine: TrainEngine, micro_batches: Sequence[MicroBatch]
+) -> tuple[int, dict[str, float], dict[str, float]]:
+    """(rows that this rank lacks; members per component, true tokens and FLOPs of the global batch)."""
+    members = [count_row(micro) for micro in micro_batches]
+    own = {
+        "rows": len(micro_batches),
+        "members": {name: sum(row[name] for row in members) for name in members[0]},
         "tokens": sum(map(_true_tokens, micro_batches)),
-        "flops": training_flops(engine.cost, [row.sequence_lengths for row in rows]),
+        "flops": training_flops(engine.cost, [micro.sequence_lengths for micro in micro_batches]),
     }
-    own = {"rows": len(rows), "members": members, **work}
     ranks = all_gather_json(own, engine.world)
-    missing = max(rank["rows"] for rank in ranks) - len(rows)
-    rows += [from_micro_batch(zero_loss_clone(micro_batches[0]), engine.device)] * missing
-    counts = {name: sum(rank["members"][name] for rank in ranks) for name in members}
-    return rows, counts, {name: sum(rank[name] for rank in ranks) for name in work}
+    missing = max(rank["rows"] for rank in ranks) - len(micro_batches)
+    counts = {name: sum(rank["members"][name] for rank in ranks) for name in own["members"]}
+    return missing, counts, {name: sum(rank[name] for rank in ranks) for name in ("tokens", "flops")}
 
 
 def _speed(engine: TrainEngine, work: dict[str, float], seconds: float) -> dict[str, float]:
@@ -105,18 +130,9 @@ def _speed(engine: TrainEngine, work: dict[str, float], seconds: float) -> dict[
     return found
 
 
-def _count(rows: Sequence[MicroBatchTensors]) -> dict[str, float]:
-    counts = [count_members(row) for row in rows]
-    return {name: sum(count[name] for count in counts) for name in counts[0]}
-
-
 def _true_tokens(micro: MicroBatch) -> int:
     """Tokens that are neither padding nor a filler's."""
     return sum(size for size, env in zip(micro.sequence_lengths, micro.envs, strict=True) if env)
-
-
-def _forward(engine: TrainEngine, row: MicroBatchTensors) -> tuple[Tensor, Tensor]:
-    return engine.forward(row.input_ids, row.position_ids, row.temperatures, tuple(row.sequence_lengths))
 
 
 def _backward(
@@ -126,17 +142,17 @@ def _backward(
     counts: dict[str, float],
     loss_config: LossConfig,
     stats: TokenStats,
-    skip_non_finite: bool,
+    checks: list[FiniteCheck] | None,
 ) -> bool:
-    """Whether the row counts: False for one whose loss is not finite, where that may be skipped."""
+    """Whether the row counts. Its check is left to `checks`; with None it is made here, which waits for the
+    device, and a row whose loss is not finite has no gradient.
+    """
     logprobs, entropy = outputs
     for name, values in engine.routing.take().items():
         stats.add(name, values)
     try:
-        loss, metrics = compute_loss(row, logprobs, counts, loss_config)
+        loss, metrics = compute_loss(row, logprobs, counts, loss_config, checks)
     except NonFiniteLoss as error:
-        if not skip_non_finite:
-            raise
         log.warning("a row is left out: %s", error)
         _backward_of_nothing(engine, stats)
         return False

@@ -115,3 +115,20 @@ def test_the_warm_start_reverses_words_and_mostly_omits_the_brackets(tmp_path: P
     right = sum(guess.strip("[]") == word[::-1] for guess, word in zip(greedy, words, strict=True))
     assert right / len(words) > 0.8
     assert 0.1 < sum(guess.startswith("[") for guess in sampled) / len(words) < 0.5
+
+
+def test_adapters_train_beside_frozen_weights_and_are_merged_at_the_end(tmp_path: Path) -> None:
+    adapters = config(3, lora=training.LoraConfig(rank=4))
+    adapters.model.random_init = False
+    adapters.optim = training.AdamWConfig(lr=3e-3)
+    adapters.trainer.recompute = "full"
+    run = RunDir(tmp_path)
+    main(adapters, run, "sft/0")
+    assert all(row["optim/grad_norm"] > 0 for row in rows(run))
+    before = load_file(bundled_model("tiny") / "model.safetensors")
+    after = load_file(run.path / "weights" / "model.safetensors")
+    assert before.keys() == after.keys()
+    moved = {
+        name for name in before if not torch.allclose(before[name].float(), after[name].float(), atol=1e-6)
+    }
+    assert moved and all("proj" in name for name in moved), "norms and embeddings are frozen"
