@@ -25,6 +25,9 @@ EVAL_CHOICE = re.compile(r"\+{0,2}eval\.env=\[([\w\s,-]*)\]")
 
 ENV_CHOICE = re.compile(r"\+{0,2}env\.([\w-]+)\.(algo|curriculum)=([\w,-]+)")
 
+SWEPT = "hydra.sweeper.params"
+SWEPT_REMEDY = "Write the values as words (seed=1,2), or put the table into an option of `sweep/`."
+
 OPTIONAL_GROUPS = ("experiment", "debug", "sweep")
 """Groups of which a run may have none."""
 
@@ -101,7 +104,11 @@ class OverrideReader:
             except HydraException as error:
                 settled.problems.append(self._unreadable(word, str(error)))
                 continue
-            if override.is_hydra_override():
+            if override.key_or_group == SWEPT and isinstance(override._value, dict):
+                settled.problems.append(
+                    Problem(SWEPT, NO_VALUE, "Hydra takes it from a file only", SWEPT_REMEDY)
+                )
+            elif override.is_hydra_override():
                 settled.choose(word)
             elif override.is_sweep_override() and not sweeps:
                 settled.problems.append(_several_values(override))

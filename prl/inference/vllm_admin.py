@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prl.inference.join_call import join_arguments
+from prl.inference.vllm_generate import expressible, generate
 from prl.sync.fingerprint import MODES
 from prl.sync.offer import read_offer
 from prl.sync.weight_files import ADAPTER_CONFIG, WeightFiles
@@ -27,7 +28,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LIVENESS_SECONDS = 30.0
-SAMPLING_PATHS = ("/inference/v1/generate", "/v1/chat/completions", "/v1/completions")
+GENERATE_PATH = "/inference/v1/generate"
+TEXT_PATHS = ("/v1/chat/completions", "/v1/completions")
 ADAPTER_ID = 1
 
 logger = logging.getLogger(__name__)
@@ -64,10 +66,38 @@ class AdminMiddleware:
         elif handler := ROUTES.get(scope["path"]):
             if not await self._serve(handler, scope, receive, send):
                 await self._app(scope, receive, send)
-        elif scope["path"] in SAMPLING_PATHS and scope["method"] == "POST":
-            await self._app(scope, _salted(receive), send)
+        elif scope["path"] == GENERATE_PATH and scope["method"] == "POST":
+            await self._generate(scope, receive, send)
+        elif scope["path"] in TEXT_PATHS and scope["method"] == "POST":
+            await self._pass_salted(await _read(receive), scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer from the engine; what it refuses, or what is not for here, is vLLM's own handler's."""
+        body = await _read(receive)
+        asked = expressible(body, SETTINGS.model) if body is not None and _authorized(scope) else None
+        state = scope["app"].state
+        if asked is None or state.engine_client.errored:
+            await self._pass_salted(body, scope, receive, send)
+            return
+        adapter = state.openai_serving_models.lora_requests.get(SETTINGS.model)
+        try:
+            answer = await generate(state, asked, _salt(), adapter, receive)
+        except ValueError:  # vLLM's handler names the reason in its own words
+            await self._pass_salted(body, scope, receive, send)
+            return
+        except Exception as error:
+            logger.exception("%s failed", GENERATE_PATH)
+            answer, status = json.dumps(_error(500, f"{type(error).__name__}: {error}")).encode(), 500
+        else:
+            status = 200
+        if answer is not None:
+            await _send(send, status, answer)
+
+    async def _pass_salted(self, body: bytes | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request that samples to vLLM with the salt of the current weights."""
+        await self._app(scope, _replaying(body, receive), send)
 
     async def _serve(self, handler: _Handler, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer by `handler`; errors as JSON: 400 for the caller's, 503 for what may pass, 500 else."""
@@ -248,8 +278,12 @@ def salt_body(body: bytes, salt: str) -> bytes:
     return text[:-1] + b',"cache_salt":' + json.dumps(salt).encode() + b"}"
 
 
-def _salted(receive: Receive) -> Receive:
-    """`receive` whose body, taken in whole, has the current salt; what follows it is passed on."""
+def _salt() -> str:
+    return f"prl-{SETTINGS.updates}"
+
+
+def _replaying(body: bytes | None, receive: Receive) -> Receive:
+    """A `receive` that gives the body that was read, with the current salt, and then what follows it."""
     done = False
 
     async def wrapped() -> MutableMapping[str, Any]:
@@ -257,16 +291,22 @@ def _salted(receive: Receive) -> Receive:
         if done:
             return await receive()
         done = True
-        body = await _read(receive)
         if body is None:
             return {"type": "http.disconnect"}
-        return {
-            "type": "http.request",
-            "body": salt_body(body, f"prl-{SETTINGS.updates}"),
-            "more_body": False,
-        }
+        return {"type": "http.request", "body": salt_body(body, _salt()), "more_body": False}
 
     return wrapped
+
+
+def _authorized(scope: Scope) -> bool:
+    """Whether the request has the key that the server was started with, if any: vLLM checks it further in."""
+    for middleware in getattr(scope["app"], "user_middleware", ()):
+        if middleware.cls.__name__ == "AuthenticationMiddleware":
+            from starlette.datastructures import Headers
+
+            check = middleware.cls(None, *middleware.args, **middleware.kwargs)
+            return bool(check.verify_token(Headers(scope=scope)))
+    return True
 
 
 async def _read(receive: Receive) -> bytes | None:
@@ -297,7 +337,10 @@ def _error(status: int, message: str) -> dict[str, Any]:
 
 
 async def _reply(send: Send, status: int, content: dict[str, Any]) -> None:
-    body = json.dumps(content).encode()
+    await _send(send, status, json.dumps(content).encode())
+
+
+async def _send(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

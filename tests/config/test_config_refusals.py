@@ -30,6 +30,7 @@ NAMES = [
 
 KEYS = [
     ("algos=grpo", "algos = grpo: unknown key. Nearest: algo;"),
+    ("hydra.sweeper.params={seed: '1,2'}", "Hydra takes it from a file only. Write the values as words"),
     ("env.reverse_text.algo=ecco", "algo = ecco: no such option. Nearest: echo;"),
     ("env.reverse_text.algo=[echo]", "Write env.reverse_text.algo=<option>; valid: grpo"),
     ("optim.lrr=1", "optim.lrr = 1: unknown key of optim=adamw. Nearest: optim.lr;"),
