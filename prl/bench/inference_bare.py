@@ -103,7 +103,7 @@ def vllm(model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds
 
     def sample(count: int) -> None:
         params = SamplingParams(
-            max_tokens=count, ignore_eos=True, temperature=1.0, detokenize=False, logprobs=1
+            max_tokens=count, ignore_eos=True, temperature=1.0, detokenize=False, logprobs=0
         )
         llm.generate(asked, params, use_tqdm=False)
 

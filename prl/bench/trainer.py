@@ -28,6 +28,7 @@ ALIASES = {
     "dtype": "trainer.dtype",
     "lm_head_chunk": "trainer.lm_head_chunk",
     "threads": "trainer.threads",
+    "sequence_parallel": "trainer.sequence_parallel",
     "ranks": "cluster.train_ranks",
     "layers": "model.num_layers",
 }
@@ -90,6 +91,8 @@ def main(words: Sequence[str]) -> int:
             ranks = {config.cluster.train_ranks for config in configs}
             if len(ranks) > 1:
                 raise ValueError("ranks=: one number of ranks at a time")
+            if len({config.trainer.sequence_parallel for config in configs}) > 1:
+                raise ValueError("sequence_parallel=: one number at a time")
             if ranks != {1} and "RANK" not in os.environ:
                 return start_ranks(ranks.pop(), words)
             results = run_cases(cases, configs, Path(scratch))
@@ -160,7 +163,8 @@ def run_cases(cases: Sequence[Case], configs: Sequence[Any], scratch: Path) -> l
 
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(configs[0].trainer.threads)
-    world = distributed.join(0, 1, scratch / "store", configs[0].trainer.dist_timeout)
+    first = configs[0].trainer
+    world = distributed.join(0, 1, scratch / "store", first.dist_timeout, first.sequence_parallel)
     results = []
     for number, (case, config) in enumerate(zip(cases, configs, strict=True)):
         where = {"ranks": world.size, "device": _device_name(world.device), "torch": torch.__version__}
@@ -194,7 +198,7 @@ def measure(case: Case, config: Any, world: Any) -> dict[str, Any]:
     )
     text = engine.model.config.get_text_config()
     rows = [
-        fake_row(case.seq_len, case.docs, text.vocab_size, seed=world.rank * case.micro_batches + index)
+        fake_row(case.seq_len, case.docs, text.vocab_size, seed=world.data_rank * case.micro_batches + index)
         for index in range(case.micro_batches)
     ]
     phases, seconds, metrics = Phases(engine, world.device), [], {}
@@ -208,19 +212,20 @@ def measure(case: Case, config: Any, world: Any) -> dict[str, Any]:
         phases.close_step(keep=step > 1)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
     flops = training_flops(model_cost(engine.model.config), [row.sequence_lengths for row in rows])
+    flops /= world.sequence
     engine.close()
     measured = sorted(seconds[1:])
     middle, best = measured[len(measured) // 2], measured[0]
     tokens, peak = sum(map(len, rows)), peak_flops(world.device)
     return {
         "parameters": parameters,
-        "tokens": tokens * world.size,
+        "tokens": tokens * world.data_size,
         "step_s": middle,
         "best_step_s": best,
         "first_step_s": seconds[0],
-        "tok_s": tokens * world.size / middle,
-        "best_tok_s": tokens * world.size / best,
-        "tok_s_rank": tokens / middle,
+        "tok_s": tokens * world.data_size / middle,
+        "best_tok_s": tokens * world.data_size / best,
+        "tok_s_rank": tokens / middle / world.sequence,
         "tflops_rank": flops / middle / 1e12,
         "mfu": None if peak is None else 100 * flops / middle / peak,
         "peak_gib": metrics["perf/peak_memory"],

@@ -43,6 +43,7 @@ TRAINING_RULES: list[Rule] = [
     training.renderer_is_named,
     training.schedule_fits_the_run,
     training.zero_stage_allows,
+    training.rows_can_be_shared,
     training.activations_fit,
     training.adapters_have_targets,
     training.betas_are_two,

@@ -145,7 +145,8 @@ def trainer_need(config: Any, sizes: Sizes, on_gpu: bool) -> Need:
     chunk = min(config.trainer.lm_head_chunk or config.trainer.seq_len, config.trainer.seq_len)
     logits = 2 * chunk * sizes.vocabulary * FLOAT32
     micro = getattr(getattr(config, "data", None), "micro_batch_size", 1)
-    kept = sizes.activations(config.trainer.seq_len * micro, config.trainer.recompute) * width
+    tokens = config.trainer.seq_len * micro // config.trainer.sequence_parallel
+    kept = sizes.activations(tokens, config.trainer.recompute) * width
     moved = [(optimizer, zero.offload_optimizer), (parameters, zero.offload_parameters)]
     return Need(
         parameters=0 if zero.offload_parameters else parameters,

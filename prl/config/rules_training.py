@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,45 @@ def zero_stage_allows(config: Training) -> Iterator[Problem]:
         yield Problem(
             "zero.hpz_partition_size", zero.hpz_partition_size, reason, "", ("cluster.train_ranks",)
         )
+
+
+def rows_can_be_shared(config: Training) -> Iterator[Problem]:
+    """Sequence parallelism: ranks in whole groups, the packed kernel, and heads for every rank of a group."""
+    path, size = "trainer.sequence_parallel", config.trainer.sequence_parallel
+    ranks = config.cluster.train_ranks
+    if size == 1:
+        return
+    if isinstance(config, SftConfig):
+        reason = "each rank of a supervised run reads rows of its own"
+        yield Problem(path, size, reason, "Set it to 1; trainer.recompute=full makes long rows fit.")
+    if ranks % size:
+        reason = f"cluster.train_ranks = {ranks} is not a multiple of it"
+        yield Problem(path, size, reason, "", ("cluster.train_ranks",))
+    if config.trainer.attn in ("sdpa", "flex"):
+        reason = f"trainer.attn = {config.trainer.attn} would take each part of a row for a row"
+        yield Problem(path, size, reason, "Choose trainer.attn=auto or flash.", ("trainer.attn",))
+    for reason in _not_shareable(config, size):
+        yield Problem(path, size, reason, "Choose a divisor of both numbers of heads.", ("model.path",))
+
+
+def _not_shareable(config: Training, size: int) -> Iterator[str]:
+    from prl.model_path import resolve_model_path
+
+    try:
+        text = (resolve_model_path(config.model) / "config.json").read_text(encoding="utf-8")
+    except (ValueError, OSError):
+        return  # told by the rule about the model, or not there yet
+    told = json.loads(text)
+    told = {**told, **told.get("text_config", {})}
+    heads = told.get("num_attention_heads", size)
+    for key, count in (
+        ("num_attention_heads", heads),
+        ("num_key_value_heads", told.get("num_key_value_heads") or heads),
+    ):
+        if count % size:
+            yield f"the model's {key} = {count} is not a multiple of it"
+    if kinds := set(told.get("layer_types") or []) - {"full_attention"}:
+        yield f"the model has layers of {', '.join(sorted(kinds))}, which need whole rows"
 
 
 def activations_fit(config: Training) -> Iterator[Problem]:

@@ -146,6 +146,9 @@ class TrainerConfig:
         False, "Keep what recomputation starts from in host memory (needs `recompute`)."
     )
     compile: bool = opt(False, "torch.compile each layer.")
+    sequence_parallel: int = opt(
+        1, "Ranks that share each row, for rows that one device cannot hold (DeepSpeed-Ulysses).", ge=1
+    )
     threads: int = opt(1, "CPU threads of each trainer rank.", ge=1)
     gc_interval: int = opt(50, "Collect garbage every so many steps, and only then.", ge=1)
     dist_timeout: float = opt(3600.0, "Seconds a collective may take.", gt=0)

@@ -1,10 +1,10 @@
 """`/inference/v1/generate` answered from vLLM's engine client, without a Python object for each token.
 
-vLLM's own handler wakes a task at every step of every request, decodes text that nobody reads, and answers with
-two validated objects per token: a few hundred requests keep its one process busier than the GPU. Here the engine
-reports once, when a request is done, and the answer is written from flat lists. Its form is the same in all
-releases: `token_id:N` with the token's log-probability (newer releases name tokens otherwise).
-What cannot be expressed (streams, stop strings, images, alternatives to the sampled tokens) goes to vLLM's handler.
+vLLM's own handler wakes a task at every step of every request, decodes text that nobody reads, and
+answers with two validated objects per token: a few hundred requests keep its one process busier than the GPU.
+Here the engine reports once, when a request is done, and the answer is written from flat lists. Its form is
+the same in all releases: `token_id:N` with the token's log-probability (newer ones name tokens otherwise).
+What cannot be expressed (streams, stop strings, images, alternatives to the sampled tokens) is left to vLLM.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ async def generate(state: Any, asked: Asked, salt: str, adapter: Any, receive: R
 def engine_params(params: dict[str, Any]) -> Any:
     """vLLM's SamplingParams that report once and keep log-probabilities in flat lists.
 
-    Only the sampled token's is computed. Keys that this release does not know are ignored; without `max_tokens`
-    a completion may fill the context. Raises ValueError for values that are refused.
+    Only the sampled token's is computed. Keys that this release does not know are ignored; without
+    `max_tokens` a completion may fill the context. Raises ValueError for values that are refused.
     """
     import msgspec
     from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -115,7 +115,9 @@ def answer(identity: str, final: Any) -> bytes:
     choices = ",".join([_choice(output) for output in outputs])
     prompt, sampled = len(final.prompt_token_ids), sum(len(output.token_ids) for output in outputs)
     usage = f'"prompt_tokens":{prompt},"completion_tokens":{sampled},"total_tokens":{prompt + sampled}'
-    scores = "" if final.prompt_logprobs is None else f',"prompt_logprobs":{_positions(final.prompt_logprobs)}'
+    scores = (
+        "" if final.prompt_logprobs is None else f',"prompt_logprobs":{_positions(final.prompt_logprobs)}'
+    )
     return f'{{"request_id":"{identity}","choices":[{choices}],"usage":{{{usage}}}{scores}}}'.encode()
 
 
@@ -149,7 +151,8 @@ def _positions(flat: Any) -> str:
     positions = []
     for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
         entries = {  # the prompt's own token may be among the likeliest, and is then there twice
-            ids[i]: f'"{ids[i]}":{{"logprob":{_number(values[i])},"rank":{ranks[i]}}}' for i in range(start, end)
+            ids[i]: f'"{ids[i]}":{{"logprob":{_number(values[i])},"rank":{ranks[i]}}}'
+            for i in range(start, end)
         }
         positions.append(f"{{{','.join(entries.values())}}}" if entries else "null")
     return f"[{','.join(positions)}]"

@@ -21,7 +21,7 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 
 class RowInputs(NamedTuple):
-    """What a forward pass needs of a packed row of `n` tokens, on one device: ids int64, temperatures float32."""
+    """What a forward pass needs of a packed row, on one device; ids int64 [n], temperatures float32 [n]."""
 
     input_ids: Tensor
     position_ids: Tensor
@@ -147,7 +147,7 @@ def _float_arrays(micro: MicroBatch) -> dict[str, np.ndarray]:
     arrays = {
         name: np.asarray(values, dtype=np.float32) for name, values in streams.items() if values is not None
     }
-    assert len(micro.temperatures) == len(micro), f"{len(micro.temperatures)} temperatures for {len(micro)} tokens"
+    assert len(micro.temperatures) == len(micro), f"{len(micro.temperatures)} temperatures in a row"
     for name, array in arrays.items():
         assert array.shape == (len(micro),), f"{name} has shape {array.shape} in a row of {len(micro)} tokens"
     return arrays

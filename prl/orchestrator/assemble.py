@@ -142,11 +142,11 @@ def _sample_builder(config: RlConfig, connected: Connected) -> Callable[[str, Tr
 
 def _packer(config: RlConfig) -> Callable[[int, Sequence[TrainSample]], list[bytes]]:
     cost = cost_of_model(resolve_model_path(config.model))
-    ranks = config.cluster.train_ranks
+    ranks, sharing = config.cluster.train_ranks, config.trainer.sequence_parallel
 
     def pack(step: int, samples: Sequence[TrainSample]) -> list[bytes]:
-        packed = pack_batch(samples, ranks=ranks, seq_len=config.trainer.seq_len, cost=cost)
-        return [encode_shipment(step, rank, rows) for rank, rows in enumerate(packed)]
+        packed = pack_batch(samples, ranks=ranks // sharing, seq_len=config.trainer.seq_len, cost=cost)
+        return [encode_shipment(step, rank, packed[rank // sharing]) for rank in range(ranks)]
 
     return pack
 

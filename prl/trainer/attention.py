@@ -11,12 +11,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TYPE_CHECKING:
+    from prl.trainer.sequence_parallel import SequenceGroup
 
 PACKED = "prl_packed"
 """Under this name transformers finds the kernel; it builds no mask for a name that it has no mask for."""
@@ -46,6 +49,13 @@ def _attend_outside_of_graphs(query: Tensor, key: Tensor, value: Tensor, options
     return _attend(query, key, value, **options)
 
 
+@torch.compiler.disable
+def _attend_over_ranks(
+    query: Tensor, key: Tensor, value: Tensor, group: SequenceGroup, options: dict[str, Any]
+) -> Tensor:
+    return group.to_tokens(_attend(*group.to_heads(query, key, value), **options))
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -54,6 +64,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     sequence_lengths: tuple[int, ...],
+    sequence_group: SequenceGroup | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -63,7 +74,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """query [1, heads, n, d], key and value [1, kv heads, n, d] -> ([1, n, heads, d], None).
 
-    `sequence_lengths` sums to n. Raises ValueError for what a plain causal kernel cannot do.
+    `sequence_lengths` sums to n, or with `sequence_group` to the n of all its ranks together.
+    Raises ValueError for what a plain causal kernel cannot do.
     """
     if sliding_window is not None or softcap is not None or s_aux is not None:
         raise ValueError(
@@ -71,8 +83,11 @@ def packed_attention(
         )
     compiling = torch.compiler.is_compiling()
     assert attention_mask is None and query.shape[0] == 1
-    assert compiling or sum(sequence_lengths) == query.shape[2]
     options = {"lengths": sequence_lengths, "scaling": scaling, "dropout": dropout}
+    if sequence_group is not None:
+        assert sum(sequence_lengths) == query.shape[2] * sequence_group.size
+        return _attend_over_ranks(query, key, value, sequence_group, options), None
+    assert compiling or sum(sequence_lengths) == query.shape[2]
     if compiling and len(sequence_lengths) > 1:
         return _attend_outside_of_graphs(query, key, value, options), None
     return _attend(query, key, value, **options), None

@@ -36,16 +36,34 @@ class World:
     device: torch.device
     adopted: bool = False
     """Whether the process group was there before, and is someone else's to end."""
+    sequence: int = 1
+    """Ranks that share each row (sequence parallelism); neighbours, and they get the same rows."""
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the `data_size` shares of a batch this rank works on."""
+        return self.rank // self.sequence
+
+    @property
+    def data_size(self) -> int:
+        return self.size // self.sequence
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the one that tells about the rows that it shares."""
+        return self.rank % self.sequence == 0
 
 
-def join(rank: int, size: int, meeting_file: Path, timeout: float) -> World:
+def join(rank: int, size: int, meeting_file: Path, timeout: float, sequence: int = 1) -> World:
     """Join the trainer's process group (gloo on CPUs, NCCL on GPUs), or adopt the one that is there.
 
     `rank` and `size` count only without MASTER_ADDR. `meeting_file` must be new for each launch.
-    `timeout`: seconds any collective may take. Raises ValueError on an incomplete environment.
+    `timeout`: seconds any collective may take; `sequence`: ranks that share each row. Raises ValueError on an
+    incomplete environment and for a size that is not a multiple of `sequence`.
     """
     if dist.is_initialized():
-        return World(dist.get_rank(), dist.get_world_size(), _claim_device(dist.get_rank()), adopted=True)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        return _world(rank, size, _claim_device(rank), sequence, adopted=True)
     meeting: dict[str, Any] = {"init_method": "env://"}
     if "MASTER_ADDR" in os.environ:
         rank, size = _place_in_environment()
@@ -58,12 +76,23 @@ def join(rank: int, size: int, meeting_file: Path, timeout: float) -> World:
     dist.init_process_group(
         backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **meeting
     )
-    return World(rank, size, device)
+    return _world(rank, size, device, sequence)
+
+
+def _world(rank: int, size: int, device: torch.device, sequence: int, adopted: bool = False) -> World:
+    if size % sequence:
+        raise ValueError(f"trainer.sequence_parallel={sequence}: {size} ranks are not a multiple of it")
+    return World(rank, size, device, adopted, sequence)
 
 
 def leave(world: World) -> None:
-    """End the process group, unless it was adopted."""
-    if not world.adopted:
+    """End the process group, unless it was adopted, and with it what DeepSpeed remembers of it."""
+    if world.adopted:
+        return
+    remembered = sys.modules.get("deepspeed.comm")
+    if remembered is not None and remembered.is_initialized():
+        remembered.destroy_process_group()
+    else:
         dist.destroy_process_group()
 
 

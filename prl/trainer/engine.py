@@ -31,6 +31,7 @@ from prl.trainer.optimizers import build_optimizer, set_learning_rates
 from prl.trainer.published import Published, adapter_weights, buckets, merged_weights
 from prl.trainer.routing import RouterWatch
 from prl.trainer.schedulers import build_schedule
+from prl.trainer.sequence_parallel import check_sequence, join_sequence_group
 from prl.trainer.zero import check_zero, deepspeed_config, effective_stage, shard_as_built
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class TrainEngine:
 
     A step is any number of `forward` and `backward` calls followed by one `step`. All ranks must make the
     same number of them. Gradients of all ranks and rows are summed: a loss divided by a global count gives
-    the global mean.
+    the global mean. Ranks that share rows (`world.sequence`) each pass the whole row and its whole loss.
     """
 
     def __init__(
@@ -91,6 +92,9 @@ class TrainEngine:
         self.model = model or load_policy(config.model, config.trainer, world.device, config.seed, sharded)
         self.model.to(world.device)
         install_lora(self.model, config.lora, config.seed)
+        if world.sequence > 1:
+            check_sequence(self.model.config, world.sequence)
+            self.model.sequence_group = join_sequence_group(world)
         self.saver = BackgroundSaver()
         self.routing = RouterWatch(self.model)
         self.cost = model_cost(self.model.config)

@@ -44,7 +44,8 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
     publish(engine, publisher, start)
     address = run.wait_for_address_blocking("orchestrator", config.cluster.start_timeout)
     receiver = open_receiver(address, engine.world.rank, engine.world.size)
-    token_log = open_token_log(run, engine.world.rank, config.tracking.token_logprobs)
+    traces_to_log = config.tracking.token_logprobs if engine.world.leads else 0
+    token_log = open_token_log(run, engine.world.rank, traces_to_log)
     collect_garbage_rarely()
     for step in count(start + 1):
         metrics = one_step(config, run, engine, receiver, publisher, step, token_log)
@@ -139,6 +140,7 @@ def start_engine(config: RlConfig | SftConfig, run: RunDir, role: str) -> tuple[
         size=config.cluster.train_ranks,
         meeting_file=run.configs / "addresses" / "trainer.store",
         timeout=config.trainer.dist_timeout,
+        sequence=config.trainer.sequence_parallel,
     )
     engine = TrainEngine(config, world, config.max_steps)
     if config.run.resume is None:

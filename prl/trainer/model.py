@@ -73,6 +73,7 @@ def load_policy(
 def make_policy(policy: PreTrainedModel, trainer: TrainerConfig) -> PreTrainedModel:
     """Put packed rows, chunked head, recomputation and compilation into a loaded causal LM, in place."""
     policy.train()
+    policy.sequence_group = None
     policy.config.use_cache = False
     kernels = compiled_kernels() if trainer.compile else EAGER
     install_chunked_head(policy.get_output_embeddings(), trainer.lm_head_chunk, kernels)
@@ -95,16 +96,25 @@ def policy_forward(
     input_ids and position_ids [n] int64, positions restart at 0 in every sequence; temperatures [n].
     Sequences are isolated: transformers finds their borders in the positions because it is given neither a
     mask nor a cache; prl's own kernel is given their lengths. Slot 0 of every sequence is meaningless (it
-    would be predicted by its neighbour); slot 0 of the row holds a uniform guess.
+    would be predicted by its neighbour); slot 0 of the row holds a uniform guess. With a `sequence_group`
+    the ranks of it pass the same row and get the same values.
     """
+    group, size = self.sequence_group, len(input_ids)
+    labels, following = _shift_left(input_ids, 0), _shift_left(temperatures, 1.0)
+    if group:
+        if padding := -size % group.size:
+            sequence_lengths = (*sequence_lengths, padding)
+        input_ids, position_ids, labels = (group.part(row, 0) for row in (input_ids, position_ids, labels))
+        following = group.part(following, 1.0)
     packed = self.config._attn_implementation == PACKED
-    lengths = {"sequence_lengths": sequence_lengths} if packed else {}
+    extra = {"sequence_lengths": sequence_lengths, "sequence_group": group} if packed else {}
     outputs = self.base_model(
-        input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, **lengths
+        input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, **extra
     )
     head = self.get_output_embeddings()
-    labels, following = _shift_left(input_ids, 0), _shift_left(temperatures, 1.0)
     logprobs, entropy = head(outputs.last_hidden_state[0], labels, following)
+    if group:
+        logprobs, entropy = (group.whole(values)[:size] for values in (logprobs, entropy))
     return shift_right(logprobs, entropy, self.config.get_text_config().vocab_size)
 
 

@@ -37,7 +37,8 @@ def train_step(
 
     The loss is the sum over all rows of all ranks of each component, divided by the component's members in
     the whole global batch: how the batch is cut into rows and ranks does not change the gradient. Ranks may
-    hold different numbers of rows; the missing ones are filled with rows without loss. `skip_non_finite`
+    hold different numbers of rows; the missing ones are filled with rows without loss. Ranks that share rows
+    pass the same ones, of which the first of them tells. `skip_non_finite`
     leaves a row out whose loss is not finite, instead of raising, and tells their number in `loss/nan_count`.
     `token_log` keeps the logprobs of some traces.
     """
@@ -48,8 +49,9 @@ def train_step(
         torch.cuda.reset_peak_memory_stats(engine.device)
     fillers, counts, work = _agree(engine, micro_batches)
     loaded = time.perf_counter()
-    stats, checks, left_out = TokenStats(), list[FiniteCheck](), 0
-    for micro in [*micro_batches, *[zero_loss_clone(micro_batches[0])] * fillers]:
+    stats, checks, left_out, tells = TokenStats(), list[FiniteCheck](), 0, engine.world.leads
+    idle = [zero_loss_clone(micro_batches[0])] * fillers if fillers else []
+    for micro in [*micro_batches, *idle]:
         inputs = row_inputs(micro, engine.device)
         outputs = engine.forward(*inputs)
         row = from_micro_batch(micro, engine.device, inputs)  # while a GPU works on the forward pass
@@ -63,7 +65,7 @@ def train_step(
     info = engine.step(step, Verdict(checks, engine.device))
     moments = stats.reduce(engine.world)
     finished = time.perf_counter()
-    told = {"loss/nan_count": float(_total(left_out, engine))} if skip_non_finite else {}
+    told = {"loss/nan_count": float(_total(left_out * tells, engine))} if skip_non_finite else {}
     return {
         **told,
         **named_statistics({name: found for name, found in moments.items() if name != "loss"}),
@@ -112,7 +114,7 @@ def _agree(
         "tokens": sum(map(_true_tokens, micro_batches)),
         "flops": training_flops(engine.cost, [micro.sequence_lengths for micro in micro_batches]),
     }
-    ranks = all_gather_json(own, engine.world)
+    ranks = all_gather_json(own, engine.world)[:: engine.world.sequence]
     missing = max(rank["rows"] for rank in ranks) - len(micro_batches)
     counts = {name: sum(rank["members"][name] for rank in ranks) for name in own["members"]}
     return missing, counts, {name: sum(rank[name] for rank in ranks) for name in ("tokens", "flops")}
@@ -158,6 +160,8 @@ def _backward(
         return False
     engine.backward(loss)
     engine.routing.forget()
+    if not engine.world.leads:
+        return True
     stats.add("loss", loss)
     for name, values in metrics.items():
         stats.add(name, values)
@@ -178,7 +182,8 @@ def _backward_of_nothing(engine: TrainEngine, stats: TokenStats) -> None:
     )
     loss = logprobs.sum() * 0.0
     engine.backward(loss)
-    stats.add("loss", loss)
+    if engine.world.leads:
+        stats.add("loss", loss)
 
 
 def _peak_memory_gib(device: torch.device) -> float:

@@ -70,7 +70,8 @@ def test_mlflow_has_the_table_the_plot_and_traces(measured: Path) -> None:
     assert artifacts >= {"results.md", "results.json", "results_table.json", "rewards.svg"}
     traces = client.search_traces(locations=[experiment], run_id=run.info.run_id)
     assert len(traces) == 12
-    assert traces[0].data.spans[-1].inputs["messages"][0]["content"].startswith("reverse ")
+    reply = next(span for span in traces[0].data.spans if span.name == "reply")
+    assert reply.inputs["messages"][0]["content"].startswith("reverse ")
 
 
 def test_resume_adds_rollouts_and_refuses_another_measurement(measured: Path) -> None:

@@ -10,10 +10,14 @@ from launchers.interrupts import SIGNALS, Interrupts
 
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_becomes_a_request(signum: int) -> None:
-    with Interrupts() as interrupts:
-        assert interrupts.signum is None and not interrupts.urgent
-        os.kill(os.getpid(), signum)
-        assert (interrupts.signum, interrupts.count, interrupts.urgent) == (signum, 1, False)
+    before = signal.signal(signum, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with Interrupts() as interrupts:
+            assert interrupts.signum is None and not interrupts.urgent
+            os.kill(os.getpid(), signum)
+            assert (interrupts.signum, interrupts.count, interrupts.urgent) == (signum, 1, False)
+    finally:
+        signal.signal(signum, before)
 
 
 def test_the_first_signal_gives_the_reason_and_the_second_the_urgency() -> None:

@@ -14,7 +14,7 @@ install() {
     "$python" -m venv "$target" &&
         # The file names everything that is needed. Bytecode of what is used is written when it is first imported.
         "$target/bin/python" -m pip install -qq --no-input --no-deps --no-compile -r "$wanted" &&
-        "$target/bin/python" -c 'import torch, transformers, vllm'
+        env -u PYTHONDONTWRITEBYTECODE "$target/bin/python" -c 'import torch, transformers, vllm'
 }
 
 install || { echo "$0: second attempt in 10 s" >&2; sleep 10; install; }

@@ -11,7 +11,9 @@ import pytest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
 
-SMALL = ["rollout.batch_size=16", "rollout.group_size=8", "max_steps=3", "log.display=plain", "tracking=none"]
+STEPS = 2
+SMALL = ["rollout.batch_size=8", "rollout.group_size=4", f"max_steps={STEPS}"]
+SMALL += ["log.display=plain", "tracking=none", "cluster.start_timeout=900", "sync.timeout=900"]
 SECONDS = 1500
 
 
@@ -33,10 +35,10 @@ def check(run: Path) -> None:
     """All versions were proven, and what was sampled is what the trainer computes."""
     orchestrator, trainer = rows(run, "orchestrator"), rows(run, "trainer")
     proofs = [row["sync/fingerprint_ok"] for row in orchestrator if "sync/fingerprint_ok" in row]
-    assert proofs == [1.0] * 4
+    assert proofs == [1.0] * (STEPS + 1), "the starting weights and each step's"
     assert all(row["sync/seconds"] > 0 for row in orchestrator if "sync/seconds" in row)
     mismatch = [row["mismatch_kl/all/mean"] for row in trainer if "mismatch_kl/all/mean" in row]
-    assert len(mismatch) == 3
+    assert len(mismatch) == STEPS
     assert mismatch[0] < 1e-6, "the first batch is sampled by the weights that train on it"
 
 
@@ -52,7 +54,7 @@ def test_a_run_broadcasts_to_a_server_that_is_there(server, padded_tiny, prl_env
     external = ["inference=external", f"inference.base_url={server.url}/v1"]
     run = prl(tmp_path, prl_environment, f"model.path={padded_tiny}", *external, "sync=collective")
     check(run)
-    assert sorted(entry.name for entry in (run / "broadcasts" / "step_3").iterdir()) == [
+    assert sorted(entry.name for entry in (run / "broadcasts" / f"step_{STEPS}").iterdir()) == [
         "COMPLETE.json",
         "collective.json",
     ]
