@@ -64,19 +64,24 @@ async def generate(state: Any, asked: Asked, salt: str, adapter: Any, receive: R
 
     Raises ValueError for parameters or prompts that the engine refuses, and what breaks the engine.
     """
+    from vllm import exceptions
     from vllm.inputs.engine import tokens_input
 
+    refusals = (ValueError, getattr(exceptions, "VLLMError", ValueError))  # the latter in newer releases
     client = state.engine_client
     identity = uuid.uuid4().hex
     by_priority = client.vllm_config.scheduler_config.policy == "priority"
-    outputs = client.generate(
-        tokens_input(asked.token_ids, cache_salt=salt),
-        engine_params(asked.params),
-        f"prl-{identity}",
-        lora_request=adapter,
-        priority=asked.priority if by_priority else 0,
-    )
-    final = await _unless_left(_last(outputs), receive)
+    try:
+        outputs = client.generate(
+            tokens_input(asked.token_ids, cache_salt=salt),
+            engine_params(asked.params),
+            f"prl-{identity}",
+            lora_request=adapter,
+            priority=asked.priority if by_priority else 0,
+        )
+        final = await _unless_left(_last(outputs), receive)
+    except refusals as error:
+        raise ValueError(str(error)) from error
     if final is None:
         return None
     if sum(len(output.token_ids) for output in final.outputs) > INLINE_TOKENS:

@@ -148,6 +148,10 @@ def test_what_is_no_request_is_left_to_vllm(text):
     assert expressible(text, "policy") is None
 
 
+class NewRefusal(Exception):
+    """What newer releases refuse requests with is no ValueError."""
+
+
 class Client:
     """An engine client; `work` makes the outputs of one request."""
 
@@ -174,6 +178,10 @@ def engine(monkeypatch):
     for name, module in (("vllm", ModuleType("vllm")), ("vllm.inputs", ModuleType("vllm.inputs"))):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "vllm.inputs.engine", inputs)
+    exceptions = ModuleType("vllm.exceptions")
+    exceptions.VLLMError = NewRefusal
+    monkeypatch.setitem(sys.modules, "vllm.exceptions", exceptions)
+    sys.modules["vllm"].exceptions = exceptions
     monkeypatch.setattr(vllm_generate, "engine_params", lambda params: params)
     from prl.inference import vllm_admin
 
@@ -237,9 +245,10 @@ def test_a_client_that_leaves_ends_its_request(engine):
     assert client.cancelled and time.monotonic() - started < 50
 
 
-def test_what_the_engine_refuses_is_answered_by_vllm(engine):
+@pytest.mark.parametrize("refusal", [ValueError, NewRefusal])
+def test_what_the_engine_refuses_is_answered_by_vllm(engine, refusal):
     async def refuse():
-        raise ValueError("too long")
+        raise refusal("too long")
 
     status, text = ask(Client(refuse))
     assert status == 299

@@ -92,6 +92,7 @@ def test_ctrl_c_on_the_waiting_command_cancels_the_jobs(cluster: Any, app: Calla
         cwd=cluster.place,
         env=cluster.environment,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in background
     )
     job = job_in(cluster)
     cluster.wait((cluster.place / "sweep" / "jobs.json").exists)
