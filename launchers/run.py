@@ -33,7 +33,7 @@ from prl.tracking.mlflow_store import Store, find_store
 from prl.tracking.mlflow_writer import MlflowWriter
 
 REFUSED = 2
-FLUSH_SECONDS = {"FINISHED": 30.0, "FAILED": 6.0, "KILLED": 15.0}
+FLUSH_SECONDS = {"FINISHED": 120.0, "FAILED": 6.0, "KILLED": 15.0}
 """How long after its end a run waits for the tracker to take what is left, by how it ended."""
 
 

@@ -20,10 +20,11 @@ def datasets_of(config: SftConfig) -> Iterator[tuple[str, Any]]:
 
 
 def batches_fit_the_ranks(config: SftConfig) -> Iterator[Problem]:
-    data, ranks = config.data, config.cluster.train_ranks
+    data, ranks = config.data, config.cluster.train_ranks // config.trainer.sequence_parallel
     unit = data.micro_batch_size * ranks
     if data.packing != "fit" and data.batch_size % unit:
-        reason = f"not a multiple of data.micro_batch_size * cluster.train_ranks = {unit}"
+        shared = " / trainer.sequence_parallel" if config.trainer.sequence_parallel > 1 else ""
+        reason = f"not a multiple of data.micro_batch_size * cluster.train_ranks{shared} = {unit}"
         involves = ("data.micro_batch_size", "cluster.train_ranks")
         yield Problem("data.batch_size", data.batch_size, reason, f"Write {_next(data, unit)}.", involves)
     if data.packing == "fit" and data.micro_batch_size != 1:

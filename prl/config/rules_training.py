@@ -104,9 +104,6 @@ def rows_can_be_shared(config: Training) -> Iterator[Problem]:
     ranks = config.cluster.train_ranks
     if size == 1:
         return
-    if isinstance(config, SftConfig):
-        reason = "each rank of a supervised run reads rows of its own"
-        yield Problem(path, size, reason, "Set it to 1; trainer.recompute=full makes long rows fit.")
     if ranks % size:
         reason = f"cluster.train_ranks = {ranks} is not a multiple of it"
         yield Problem(path, size, reason, "", ("cluster.train_ranks",))

@@ -168,6 +168,8 @@ async def _serve(server: ModuleType, arguments: Any, run: RunDir, role: str) -> 
     host, port = sock.getsockname()[:2]
 
     def listening() -> None:
+        # All variables are set by now; uncached, vLLM's statistics look one up for every token.
+        importlib.import_module("vllm.envs").enable_envs_cache()
         run.publish_address(role, f"http://{host}:{port}")
         logger.info("%s: serving %s on http://%s:%d", role, SETTINGS.model, host, port)
 

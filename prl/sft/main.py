@@ -70,7 +70,9 @@ class Training:
         self._config, self._run, self._engine = config, run, engine
         self._checkpoints = checkpoints_dir(config.ckpt, run)
         states = data_states(config)
-        self._feed: RowFeed | FitFeed = open_feed(config, engine.world.rank, engine.world.size, states)
+        self._feed: RowFeed | FitFeed = open_feed(
+            config, engine.world.data_rank, engine.world.data_size, states
+        )
         self._validation = Validation(config, engine) if config.val.data else None
         self._speed = Speed(engine)
         self._publisher = self._make_publisher(run)
@@ -131,7 +133,8 @@ class Training:
         self._feed.close()
 
     def _save(self, step: int) -> None:
-        states = all_gather_json(self._feed.state(), self._engine.world)
+        world = self._engine.world
+        states = all_gather_json(self._feed.state(), world)[:: world.sequence]
         checkpoints.save(
             self._engine,
             self._config.ckpt,

@@ -29,7 +29,8 @@ class Speed:
         """`perf/*` (MFU in percent) after a step of `seconds` on this rank's `rows`. Collective."""
         documents = [true_lengths(row) for row in rows]
         flops = training_flops(self._cost, documents)
-        found = all_gather_json([sum(map(sum, documents)), flops], self._world)
+        ranks = all_gather_json([sum(map(sum, documents)), flops], self._world)
+        found = ranks[:: self._world.sequence]
         self._steps.append((sum(f[0] for f in found), sum(f[1] for f in found), seconds))
         tokens, flops, seconds = (sum(column) for column in zip(*self._steps, strict=True))
         throughput = tokens / seconds
@@ -47,7 +48,7 @@ def true_lengths(row: MicroBatch) -> list[int]:
 def progress(feed: Feed, world: World) -> dict[str, float]:
     """`progress/*`: what was trained on since the run began, over all ranks. Collective."""
     total: Counter[str] = Counter()
-    for counters in all_gather_json(dict(feed.counters), world):
+    for counters in all_gather_json(dict(feed.counters), world)[:: world.sequence]:
         total.update(counters)
     told: dict[str, float] = {
         "progress/num_samples": total["samples"],

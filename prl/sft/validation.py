@@ -56,7 +56,7 @@ class Validation:
             for row in self._rows():
                 loss, tokens = self._one(row)
                 total, learned, rows, last = total + loss, learned + tokens, rows + 1, row
-            found = all_gather_json([rows, total, learned], world)
+            found = all_gather_json([rows, total, learned], world)[:: world.sequence]
             for _ in range(max(rank[0] for rank in found) - rows):  # ranks step together under ZeRO 3
                 self._one(zero_loss_clone(last or FILLER))
         engine.deepspeed.train()
@@ -87,7 +87,7 @@ class Validation:
     def _documents(self) -> Iterator[Document]:
         """The documents of this rank, each once."""
         world = self._engine.world
-        position = start(world.rank, world.size)
+        position = start(world.data_rank, world.data_size)
         reader = Reader(
             self._data, self._config.model, self._config.trainer.seq_len, self._config.seed, position
         )
@@ -97,7 +97,7 @@ class Validation:
                 raise ValueError(
                     f"val.data={self._data.name}: it has no end; validate on files or a hub data set"
                 )
-            own = takewhile(lambda index: index < size, count(world.rank, world.size))
+            own = takewhile(lambda index: index < size, count(world.data_rank, world.data_size))
             for _ in own:
                 yield next(reader)
         finally:

@@ -8,6 +8,7 @@ rounding. It touches private attributes of DeepSpeed 0.19.8.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +28,8 @@ def spare_the_bf16_step(engine: Any, ranks: int) -> None:
         engine.enable_backward_allreduce = False
     optimizer._update_hp_grad = _Adder(optimizer)
     optimizer.get_grads_for_norm = _Gradients(optimizer)
-    optimizer.zero_grad = optimizer.clear_lp_grads  # the float32 sums are cleared by its `step`
+    # Its `step` has cleared the float32 sums already.
+    optimizer.zero_grad = partial(optimizer.clear_lp_grads, set_to_none=True)
 
 
 class _Adder:

@@ -85,9 +85,10 @@ class TrainEngine:
         deepspeed = import_deepspeed()
         self._gathered = deepspeed.zero.GatheredParameters
         settings = deepspeed_config(config.zero, config.optim, dtype, on_gpu=world.device.type == "cuda")
-        from_files = model is None and not config.model.random_init and not config.lora.rank
+        whole = model is not None or bool(config.lora.rank)
+        from_files = not whole and not config.model.random_init
         # Muon tells matrices by their shape, which shards do not have.
-        straight = from_files and self.stage == 3 and not isinstance(config.optim, MuonConfig)
+        straight = not whole and self.stage == 3 and not isinstance(config.optim, MuonConfig)
         sharded = partial(shard_as_built, settings, dtype) if straight else None
         self.model = model or load_policy(config.model, config.trainer, world.device, config.seed, sharded)
         self.model.to(world.device)
@@ -112,7 +113,7 @@ class TrainEngine:
             dist_init_required=False,
         )
         spare_the_bf16_step(self.deepspeed, world.size)
-        if straight or (from_files and dtype != torch.float32):
+        if from_files and (straight or dtype != torch.float32):
             self._read_weights(resolve_model_path(config.model), always=straight)
         if isinstance(self.optimizer, Muon) and self.stage:
             bind_layouts(self.optimizer, self.deepspeed.optimizer, self.stage)

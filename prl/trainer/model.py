@@ -17,6 +17,7 @@ from prl.model_path import resolve_model_path
 from prl.trainer.attention import PACKED, register_packed_attention
 from prl.trainer.lm_head import EAGER, compiled_kernels, install_chunked_head, shift_right
 from prl.trainer.recompute import compile_layers, install_recompute
+from prl.trainer.zero import initialise_shards
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -44,7 +45,7 @@ def load_policy(
     """The model of `model` in its compute type, in train mode, with the forward of `policy_forward`.
 
     `random_init` initialises from `seed` and needs config.json only. With `sharded`, a context that takes
-    every parameter apart as soon as it exists, weights are left undefined: read them into the shards.
+    every parameter apart as soon as it exists, those of files are left undefined: read them into the shards.
     Raises ValueError for a model or a setting that the trainer cannot serve exactly.
     """
     from transformers import AutoModelForCausalLM
@@ -58,6 +59,8 @@ def load_policy(
     if sharded:
         with sharded():
             policy = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if model.random_init:
+            initialise_shards(policy, seed)
         _renew_rotary(policy)
     elif model.random_init:
         torch.manual_seed(seed)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from prl.config.training import MuonConfig, OptimConfig, ZeroConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def effective_stage(zero: ZeroConfig, dtype: torch.dtype) -> int:
@@ -72,6 +76,23 @@ def shard_as_built(settings: dict[str, Any], dtype: torch.dtype) -> AbstractCont
 
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype)
+
+
+def initialise_shards(policy: PreTrainedModel, seed: int) -> None:
+    """Random weights from `seed` for a model of `shard_as_built`, whole for one module at a time. Collective.
+
+    They are drawn in another order than for a model that is built whole.
+    """
+    import deepspeed
+
+    def initialise(module: nn.Module) -> None:
+        own = list(module.parameters(recurse=False))
+        if own:
+            with deepspeed.zero.GatheredParameters(own, modifier_rank=0), torch.no_grad():
+                policy._init_weights(module)
+
+    torch.manual_seed(seed)
+    policy.apply(initialise)
 
 
 def _zero_section(zero: ZeroConfig, stage: int, on_gpu: bool) -> dict[str, Any]:

@@ -131,6 +131,8 @@ def test_activations_shrink_with_recomputation_and_grow_with_rows(rl, tmp_path: 
     double = needs(rl, sizes, "trainer.seq_len=1024", "trainer.lm_head_chunk=512").activations - logits
     single = needs(rl, sizes, "trainer.seq_len=512").activations - logits
     assert double == 2 * single
+    shared = needs(rl, sizes, "cluster.train_ranks=2", "trainer.sequence_parallel=2").activations
+    assert shared - logits == found[0] / 2
 
 
 def test_adapters_leave_little_to_learn(rl, tmp_path: Path) -> None:

@@ -107,6 +107,18 @@ REFUSED = [
         "zero.hpz_partition_size = 2: cluster.train_ranks = 1 is not a multiple",
     ),
     ("zero=3 trainer.compile=true", "trainer.compile = true: recompiles without end"),
+    (
+        "cluster.train_ranks=3 trainer.sequence_parallel=2",
+        "trainer.sequence_parallel = 2: cluster.train_ranks = 3 is not a multiple of it.",
+    ),
+    (
+        "cluster.train_ranks=4 trainer.sequence_parallel=4",
+        "trainer.sequence_parallel = 4: the model's num_key_value_heads = 2 is not a multiple of it.",
+    ),
+    (
+        "cluster.train_ranks=2 trainer.sequence_parallel=2 trainer.attn=sdpa",
+        "trainer.sequence_parallel = 2: trainer.attn = sdpa would take each part of a row for a row.",
+    ),
     ("optim=muon zero.offload_optimizer=true", "zero.offload_optimizer = true: optim=muon"),
     ("optim.betas=[0.9]", "optim.betas = [0.9]: two numbers are needed."),
     ("ckpt.keep_last=2", "ckpt.keep_last = 2: nothing is saved, so nothing is kept."),

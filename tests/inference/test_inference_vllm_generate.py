@@ -113,7 +113,7 @@ def test_plain_requests_are_expressible_and_null_means_not_given():
         "seed": None,
         "stop": None,
         "stop_token_ids": [7],
-        "routed_experts_prompt_start": 3,
+        "unknown_param": 3,
     }
     asked = expressible(body(sampling_params=params, priority=2, stream=False, new_key="x"), "policy")
     assert asked.token_ids == [5, 6] and asked.priority == 2

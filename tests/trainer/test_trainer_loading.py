@@ -91,13 +91,33 @@ def test_only_the_first_layers(optim: training.OptimConfig, model_dir: Path, wor
     engine.close()
 
 
-def test_random_weights_at_stage_3(model_dir: Path, world: World) -> None:
-    config = make_config(model_dir, ADAMW, zero=training.ZeroConfig(stage=3))
-    config.model.random_init = True
-    engine = TrainEngine(config, world, None)
-    spread = {name: float(t.std()) for name, t in engine.full_tensors() if t.dim() == 2}
-    engine.close()
-    assert all(0.08 < value < 0.12 for value in spread.values()), "initializer_range is 0.1"
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_weights_at_stage_3_are_drawn_in_shards(
+    seed: int, model_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No layer is whole once it is built; the weights come from the seed, norms begin as ones."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+    whole, original = [], Qwen3DecoderLayer.__init__
+
+    def watch(layer: Qwen3DecoderLayer, *args: object, **kwargs: object) -> None:
+        original(layer, *args, **kwargs)
+        whole.append(sum(p.numel() for p in layer.parameters()))
+
+    monkeypatch.setattr(Qwen3DecoderLayer, "__init__", watch)
+    drawn = []
+    for chosen in (0, seed):
+        zero = training.ZeroConfig(stage=3, param_persistence_threshold=0)
+        config = make_config(model_dir, ADAMW, zero=zero)
+        config.model.random_init, config.seed = True, chosen
+        engine = TrainEngine(config, world, None)
+        drawn.append({name: tensor.clone() for name, tensor in engine.full_tensors()})
+        engine.close()
+    assert set(whole) == {0}
+    matrices = {name: tensor for name, tensor in drawn[0].items() if tensor.dim() == 2}
+    assert all(0.08 < float(t.std()) < 0.12 for t in matrices.values()), "initializer_range is 0.1"
+    assert all(bool((t == 1).all()) for name, t in drawn[0].items() if name not in matrices)
+    assert all(torch.equal(t, drawn[1][name]) == (seed == 0) for name, t in matrices.items())
 
 
 def test_any_run_of_a_tensor_is_read(tmp_path: Path) -> None:
