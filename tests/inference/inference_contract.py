@@ -176,7 +176,11 @@ async def a_client_that_leaves_frees_its_place(session, engine):
     left = asyncio.create_task(generate(session, engine, max_tokens=30, ignore_eos=True))
     await asyncio.sleep(0.1)
     if engine.sampler is not None:  # vLLM counts while it schedules, which it does not while it is paused
-        assert await gauge(session, engine, "vllm:num_requests_waiting") == 1
+        for _ in range(3000):
+            if waits := await gauge(session, engine, "vllm:num_requests_waiting") == 1:
+                break
+            await asyncio.sleep(0.02)
+        assert waits
     left.cancel()
     async with session.post(f"{engine.base_url}/resume"):
         pass
@@ -194,7 +198,7 @@ async def a_stream_that_is_closed_frees_its_place(session, engine):
 async def idle(session, engine) -> None:
     """Wait until nothing runs and nothing waits, three looks in a row: a request may be on its way in."""
     quiet = 0
-    for _ in range(250):
+    for _ in range(3000):
         busy = [await gauge(session, engine, f"vllm:num_requests_{kind}") for kind in ("running", "waiting")]
         quiet = quiet + 1 if busy == [0, 0] else 0
         if quiet == 3:
@@ -204,8 +208,8 @@ async def idle(session, engine) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait, up to ten seconds, for something that the test process can see."""
-    for _ in range(10_000):
+    """Wait, up to a minute, for something that the test process can see."""
+    for _ in range(60_000):
         if condition():
             return
         await asyncio.sleep(0.001)

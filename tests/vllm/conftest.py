@@ -73,7 +73,7 @@ def server(vllm_python, padded_tiny, prl_environment, tmp_path_factory) -> Itera
         yield VllmServer(_address(run, process), process, run.logs / "inference.log")
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, "a server that is stopped ends well"
+        assert process.wait(300) == 0, "a server that is stopped ends well"
 
 
 def _address(run: RunDir, process: subprocess.Popen[bytes]) -> str:

@@ -1,0 +1,105 @@
+"""What makes a step wait less changes nothing: late verdicts, shared reductions, DeepSpeed's spared work."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_lab import IPO, make_config, make_sequences, pack
+
+from prl.config import training
+from prl.loss.components import NonFiniteLoss
+from prl.records import MicroBatch
+from prl.trainer import bf16_step, engine, stats
+from prl.trainer.distributed import World
+from prl.trainer.engine import TrainEngine
+from prl.trainer.stats import TokenStats
+from prl.trainer.step import train_step
+
+KINDS = ["rl", "ce", "ref_kl", "rl"]
+ADAMW = training.AdamWConfig(lr=1e-3, betas=[0.9, 0.95], eps=1e-5, weight_decay=0.01)
+
+
+def rows_of(seed: int) -> list[MicroBatch]:
+    sequences = make_sequences(seed, KINDS)
+    return [pack(sequences[:1]), pack(sequences[1:])]
+
+
+def made(model: Path, world: World, stage: int, dtype: str, max_norm: float | None) -> TrainEngine:
+    optim = training.AdamWConfig(**{**vars(ADAMW), "max_norm": max_norm})
+    settings = training.TrainerConfig(lm_head_chunk=5, dtype=dtype)
+    zero = training.ZeroConfig(stage=stage, param_persistence_threshold=0)
+    return TrainEngine(make_config(model, optim, zero=zero, trainer=settings), world, None)
+
+
+def trained(model: Path, world: World, max_norm: float | None) -> tuple[list[dict[str, float]], Any]:
+    engine = made(model, world, 1, "bfloat16", max_norm)
+    metrics = [train_step(engine, rows_of(step), IPO, step) for step in range(1, 4)]
+    masters = [flat.clone() for flat in engine.deepspeed.optimizer.fp32_groups_flat_partition]
+    engine.close()
+    return metrics, masters
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_the_spared_bf16_step_is_deepspeeds_own(
+    max_norm: float | None, model_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bf16_step, "NORM_ELEMENTS", 1000)  # several pieces
+    spared, weights = trained(model_dir, world, max_norm)
+    monkeypatch.setattr(engine, "spare_the_bf16_step", lambda *_: None)
+    plain, expected = trained(model_dir, world, max_norm)
+    for key in ("loss/mean", "optim/grad_norm"):
+        assert [m[key] for m in spared] == pytest.approx([m[key] for m in plain], rel=1e-5)
+    assert all(m["optim/grad_norm"] > 0.05 for m in plain)  # the limit bites
+    for mine, other in zip(weights, expected, strict=True):
+        if max_norm is None:
+            assert torch.equal(mine, other)
+        else:  # the norm, and with it the clipping factor, is rounded differently
+            assert torch.allclose(mine, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "float32")]
+)
+def test_a_loss_that_is_not_finite_is_named_before_weights_change(
+    stage: int, dtype: str, model_dir: Path, world: World
+) -> None:
+    """The second row is bad; its logprobs are -inf at one token, which has no gradient that would show."""
+    engine = made(model_dir, world, stage, dtype, 1.0)
+    before = {name: tensor.clone() for name, tensor in engine.full_tensors()}
+    rows = rows_of(1)
+    original, calls = engine.deepspeed.module.forward, []
+
+    def forward(input_ids: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropy = original(input_ids, *rest)
+        calls.append(len(input_ids))
+        if len(calls) == 2:
+            bad = torch.zeros_like(logprobs)
+            bad[rows[1].sequence_lengths[0] - 1] = -math.inf
+            logprobs = logprobs + bad
+        return logprobs, entropy
+
+    engine.deepspeed.module.forward = forward
+    with pytest.raises(NonFiniteLoss, match=f"{rows[1].trace_ids[0]}.*logprob is -inf"):
+        train_step(engine, rows, IPO, 1)
+    after = dict(engine.full_tensors())
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    engine.close()
+
+
+def test_vectors_are_reduced_before_they_take_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "PENDING_ELEMENTS", 8)
+    alone, together = TokenStats(), TokenStats()
+    for _ in range(5):
+        alone.add("nll", torch.tensor([1.0, math.nan, 4.0]))
+        assert len(alone._pending) < 4
+    monkeypatch.setattr(stats, "PENDING_ELEMENTS", 1000)
+    for _ in range(5):
+        together.add("nll", torch.tensor([1.0, math.nan, 4.0]))
+    world = World(0, 1, torch.device("cpu"))
+    assert len(together._pending) == 5
+    assert alone.reduce(world) == together.reduce(world)
+    assert together.reduce(world)["nll"][:5] == (10, 25.0, 85.0, 1.0, 4.0)
