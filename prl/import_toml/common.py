@@ -10,7 +10,7 @@ from prl.import_toml.tree import ABSENT, Tree
 
 FIXED = "prl decides this itself"
 TYPES = "prl computes in trainer.dtype and keeps float32 masters and gradients"
-MOE = "prl trains dense models"
+MOE = "experts train as transformers runs them, without options"
 TOKENIZER = "prl takes the tokenizer of the model's directory"
 
 MODEL_WITHOUT = {
@@ -28,8 +28,7 @@ MODEL_WITHOUT = {
     "moe_use_grouped_mm": MOE,
     "moe_fused_kernel": MOE,
     "freeze_moe_router": MOE,
-    "cp": "prl does not split a row over GPUs",
-    "cp_style": "prl does not split a row over GPUs",
+    "cp_style": "prl splits rows by heads (Ulysses)",
     "pp": "prl has no pipeline of stages",
     "pp_schedule": "prl has no pipeline of stages",
     "optimization_dtype": TYPES,
@@ -146,6 +145,7 @@ def model_keys(tree: Tree, notes: Translation) -> None:
             "debug.num_layers": "model.num_layers",
             "debug.random_init": "model.random_init",
             "optim_cpu_offload": "zero.offload_optimizer",
+            "cp": "trainer.sequence_parallel",
         },
     )
     _adapters(tree, notes)

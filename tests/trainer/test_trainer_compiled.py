@@ -18,6 +18,7 @@ COMPILER = next((name for name in ("g++", "clang++", "c++") if shutil.which(name
 SGD = training.SgdConfig(lr=0.1, momentum=0.0, nesterov=False)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler on CPUs")
 def test_a_compiled_step_equals_a_plain_one(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
