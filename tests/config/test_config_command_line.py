@@ -92,9 +92,10 @@ def test_jobs_get_the_config_and_the_command(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(program, "COMMANDS", {"rl": "jobs:launch", "export": "jobs:export"})
     assert program.main(["optim.lr=1e-3", "run.name='two words'"]) == 7
     assert program.main(["export", "run=."]) == 0
-    (config, command_line), (export,) = calls
+    (config, command_line), (export, exporting) = calls
     assert (config.optim.lr, config.run.name, export.run) == (1e-3, "two words", ".")
     assert shlex.split(command_line) == ["python", "-m", "prl", "optim.lr=1e-3", "run.name='two words'"]
+    assert exporting == "python -m prl export run=."
 
 
 def test_refusals_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,13 +20,10 @@ SGD = training.SgdConfig(lr=0.1, momentum=0.0, nesterov=False)
 
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="inductor needs a C++ compiler on CPUs")
-def test_a_compiled_step_equals_a_plain_one(
-    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_step_equals_a_plain_one(tmp_path: Path, world: World) -> None:
     """One row of a lone sequence, which is attended to inside the graph, and one of three."""
     import torch._inductor.config as inductor
 
-    monkeypatch.setattr(inductor, "compile_threads", 1)  # a pool of processes takes longer to start
     model = make_model(tmp_path / "model", num_hidden_layers=1)
     sequences = make_sequences(0, ["rl", "rl", "ce", "ref_kl"])
     rows = [pack(sequences[:1]), pack(sequences[1:])]
@@ -34,7 +31,8 @@ def test_a_compiled_step_equals_a_plain_one(
     for compiled in (False, True):
         settings = training.TrainerConfig(lm_head_chunk=5, dtype="float32", compile=compiled)
         engine = TrainEngine(make_config(model, SGD, trainer=settings), world, None)
-        metrics = train_step(engine, rows, IPO, 1)
+        with inductor.patch(compile_threads=1):  # a pool of processes takes longer to start
+            metrics = train_step(engine, rows, IPO, 1)
         found[compiled] = metrics, {name: tensor.clone() for name, tensor in engine.full_tensors()}
         engine.close()
     torch._dynamo.reset()
