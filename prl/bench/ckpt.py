@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import sys
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prl.bench.shapes import shape_names, write_shape
+from prl.bench.words import split_options, write_results
 from prl.config.compose import compose_job
 from prl.config.errors import ConfigErrors
 
@@ -26,13 +25,10 @@ Everything is written below `dir` (default: the temporary directory) and removed
 
 def main(words: Sequence[str]) -> int:
     """The job of `prl bench ckpt`; the exit code."""
-    parser = argparse.ArgumentParser(prog="prl bench ckpt", usage=USAGE, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options, rest = parser.parse_known_args(list(words))
-    if options.help:
-        print(USAGE)
+    options = split_options("bench ckpt", USAGE, words)
+    if options is None:
         return 0
+    json_path, rest = options
     own = dict(word.split("=", 1) for word in rest if word.startswith(("model=", "dir=")))
     lines = [word for word in rest if not word.startswith(("model=", "dir="))]
     try:
@@ -44,8 +40,7 @@ def main(words: Sequence[str]) -> int:
         print(f"bench ckpt: {error}", file=sys.stderr)
         return 2
     print("\n".join(table(results)))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_results(json_path, results)
     return 0
 
 

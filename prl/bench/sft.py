@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import gc
-import itertools
-import json
 import sys
 import tempfile
 import time
@@ -15,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prl.bench.shapes import shape_names, write_shape
-from prl.bench.trainer import ALIASES
+from prl.bench.trainer import ALIASES, device_name, tried
+from prl.bench.words import combinations, count, split_options, write_results
 from prl.config.compose import compose_job
 from prl.config.errors import ConfigErrors
 
@@ -51,13 +48,10 @@ class Case:
 
 def main(words: Sequence[str]) -> int:
     """The job of `prl bench sft`; the exit code: 0, or 2 for words that make no sense."""
-    parser = argparse.ArgumentParser(prog="prl bench sft", usage=USAGE, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options, rest = parser.parse_known_args(list(words))
-    if options.help:
-        print(USAGE)
+    options = split_options("bench sft", USAGE, words)
+    if options is None:
         return 0
+    json_path, rest = options
     try:
         cases = read_cases(rest)
         with tempfile.TemporaryDirectory() as scratch:
@@ -66,32 +60,18 @@ def main(words: Sequence[str]) -> int:
     except (ConfigErrors, ValueError) as error:
         print(f"bench sft: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_results(json_path, results)
     return 0
 
 
 def read_cases(words: Sequence[str]) -> list[Case]:
     """Every combination of the comma-separated values. Raises ValueError for a word that is none."""
-    choices: dict[str, list[str]] = {key: [value] for key, value in OWN.items()}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not (key and equals and value):
-            raise ValueError(f"{word!r} is no word=value; --help lists them")
-        choices[key] = [value] if value[0] in "[{" else value.split(",")
     cases = []
-    for values in itertools.product(*choices.values()):
-        chosen = dict(zip(choices, values, strict=True))
-        numbers = {key: _number(key, chosen[key]) for key in ("seq_len", "rows", "steps")}
+    for chosen in combinations(words, OWN):
+        numbers = {key: count(key, chosen[key]) for key in ("seq_len", "rows", "steps")}
         overrides = {ALIASES.get(key, key): value for key, value in chosen.items() if key not in OWN}
         cases.append(Case(chosen["model"], chosen["data"], **numbers, overrides=overrides))
     return cases
-
-
-def _number(key: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"{key}={value}: a number of at least 1 is needed")
-    return int(value)
 
 
 def job_config(case: Case, scratch: Path) -> Any:
@@ -120,19 +100,12 @@ def run_cases(cases: Sequence[Case], configs: Sequence[Any], scratch: Path) -> l
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(configs[0].trainer.threads)
     world = distributed.join(0, 1, scratch / "store", configs[0].trainer.dist_timeout)
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    device = device_name(world.device)
     print(f"{device}, torch {torch.__version__}; one rank", _header(), sep="\n", flush=True)
     results = []
     for case, config in zip(cases, configs, strict=True):
         result = asdict(case) | {"device": device, "torch": torch.__version__}
-        try:
-            result |= measure(case, config, world)
-        except torch.OutOfMemoryError:
-            result["error"] = "out of memory"
-        gc.collect()
-        torch._dynamo.reset()
-        if world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        result |= tried(measure, case, config, world)
         results.append(result)
         print(_line(case, result), flush=True)
     distributed.leave(world)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import itertools
-import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from prl.bench.shapes import shape_names, write_shape
+from prl.bench.words import combinations, count, split_options, write_results
 from prl.config.compose import compose_job
 from prl.config.errors import ConfigErrors
 
@@ -77,13 +75,10 @@ class Case:
 
 def main(words: Sequence[str]) -> int:
     """The job of `prl bench trainer`; the exit code."""
-    parser = argparse.ArgumentParser(prog="prl bench trainer", usage=USAGE, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options, rest = parser.parse_known_args(list(words))
-    if options.help:
-        print(USAGE)
+    options = split_options("bench trainer", USAGE, words)
+    if options is None:
         return 0
+    json_path, rest = options
     try:
         cases = read_cases(rest)
         with tempfile.TemporaryDirectory() as scratch:
@@ -99,34 +94,21 @@ def main(words: Sequence[str]) -> int:
     except (ConfigErrors, ValueError) as error:
         print(f"bench trainer: {error}", file=sys.stderr)
         return 2
-    if options.json and int(os.environ.get("RANK", 0)) == 0:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if int(os.environ.get("RANK", 0)) == 0:
+        write_results(json_path, results)
     return 0
 
 
 def read_cases(words: Sequence[str]) -> list[Case]:
     """Every combination of the comma-separated values. Raises ValueError for a word that is none."""
-    choices: dict[str, list[str]] = {key: [value] for key, value in OWN.items()}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not (key and equals and value):
-            raise ValueError(f"{word!r} is no word=value; --help lists them")
-        choices[key] = [value] if value[0] in "[{" else value.split(",")
     cases = []
-    for values in itertools.product(*choices.values()):
-        chosen = dict(zip(choices, values, strict=True))
-        numbers = {key: _number(key, chosen[key]) for key in ("seq_len", "docs", "micro_batches", "steps")}
+    for chosen in combinations(words, OWN):
+        numbers = {key: count(key, chosen[key]) for key in ("seq_len", "docs", "micro_batches", "steps")}
         if chosen["engine"] not in ENGINES:
             raise ValueError(f"engine={chosen['engine']}: choose {' or '.join(ENGINES)}")
         overrides = {ALIASES.get(key, key): value for key, value in chosen.items() if key not in OWN}
         cases.append(Case(model=chosen["model"], engine=chosen["engine"], overrides=overrides, **numbers))
     return cases
-
-
-def _number(key: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"{key}={value}: a number of at least 1 is needed")
-    return int(value)
 
 
 def job_config(case: Case, scratch: Path) -> Any:
@@ -167,21 +149,29 @@ def run_cases(cases: Sequence[Case], configs: Sequence[Any], scratch: Path) -> l
     world = distributed.join(0, 1, scratch / "store", first.dist_timeout, first.sequence_parallel)
     results = []
     for number, (case, config) in enumerate(zip(cases, configs, strict=True)):
-        where = {"ranks": world.size, "device": _device_name(world.device), "torch": torch.__version__}
+        where = {"ranks": world.size, "device": device_name(world.device), "torch": torch.__version__}
         result = asdict(case) | where
-        try:
-            result |= measure(case, config, world)
-        except torch.OutOfMemoryError:
-            result["error"] = "out of memory"
-        gc.collect()
-        torch._dynamo.reset()
-        if world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        result |= tried(measure, case, config, world)
         results.append(result)
         if world.rank == 0:
             print("\n".join(([] if number else header(result)) + [line(case, result)]), flush=True)
     distributed.leave(world)
     return results
+
+
+def tried(measure: Callable[..., dict[str, Any]], case: Any, config: Any, world: Any) -> dict[str, Any]:
+    """What `measure` finds, or that memory was short; the device is left empty for the next case."""
+    import torch
+
+    try:
+        found = measure(case, config, world)
+    except torch.OutOfMemoryError:
+        found = {"error": "out of memory"}
+    gc.collect()
+    torch._dynamo.reset()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
 
 
 def measure(case: Case, config: Any, world: Any) -> dict[str, Any]:
@@ -242,10 +232,10 @@ def _synchronize(device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_name(device: Any) -> str:
+def device_name(device: Any) -> str:
     import torch
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return torch.cuda.getdevice_name(device) if device.type == "cuda" else "CPU"
 
 
 COLUMNS = (
