@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -34,7 +35,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         found.append(seconds)
 
-    monkeypatch.setattr(patient_http.asyncio, "sleep", sleep)
+    monkeypatch.setattr(patient_http, "asyncio", SimpleNamespace(sleep=sleep))
     return found
 
 

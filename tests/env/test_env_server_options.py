@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from prl.run_dir import RunDir
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
     monkeypatch.setattr(serve, "serve_env", lambda **options: found.update(options))
-    monkeypatch.setattr(server.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(server, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=signal.SIGTERM))
     monkeypatch.setattr(server, "_WorkerWatch", lambda workers: type("Watch", (), {"dead": ""})())
     return found
 

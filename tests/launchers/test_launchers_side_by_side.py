@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,13 +51,12 @@ def element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dummy:
         "seen = pathlib.Path(sys.argv[1]); seen.write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'none'))\n"
         "time.sleep(float(sys.argv[3])); sys.exit(int(sys.argv[2]))\n"
     )
-    real = side_by_side.subprocess.Popen
 
     def popen(words: list[str], **options: Any) -> Any:
         assert words[1:3] == ["-m", "prl"]
-        return real([sys.executable, "-S", str(script), *words[3:]], **options)
+        return subprocess.Popen([sys.executable, "-S", str(script), *words[3:]], **options)
 
-    monkeypatch.setattr(side_by_side.subprocess, "Popen", popen)
+    monkeypatch.setattr(side_by_side, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL))
     return Dummy(tmp_path / "sweep")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -37,8 +38,8 @@ def test_the_meter_measures_from_the_steady_state_on(
 ) -> None:
     clock = iter([10.0, 14.0])
     cpu = iter([1.0, 2.5])
-    monkeypatch.setattr(orchestrator_driver.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(orchestrator_driver.time, "process_time", lambda: next(cpu))
+    read = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(cpu))
+    monkeypatch.setattr(orchestrator_driver, "time", read)
     meter = orchestrator_driver.Meter(warm=3, total=8)
     ended = [meter.add() for _ in range(9)]
     assert ended == [False] * 7 + [True, True] and capsys.readouterr().out.split() == ["START", "STOP"]
