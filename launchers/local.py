@@ -23,11 +23,14 @@ from launchers.interrupts import Interrupts
 from launchers.placement import Role
 from launchers.processes import FAMILY_VAR, descendants, kill_family
 from launchers.role import LAUNCHER_VAR
+from prl.log_lines import readable
 from prl.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
+TAIL_BYTES = 1 << 15
+"""Read of the end of a log at least: one JSON line holds a whole traceback."""
 GUARD = "guard"
 # A tracker's run in the environment would make every process write to that run.
 DROPPED_VARS = ("MLFLOW_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -237,9 +240,9 @@ def signal_name(signum: int) -> str:
 
 
 def tail(path: Path, lines: int = 30, width: int = 400) -> str:
-    """The last lines of a log file, long ones cut; reads no more than the end of the file."""
+    """The last lines of a log file as text, long ones cut; reads no more than the end of the file."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - lines * width))
+        file.seek(max(0, size - max(lines * width, TAIL_BYTES)))
         text = file.read().decode(errors="replace").splitlines()
-    return "\n".join(line[:width] for line in text[-lines:])
+    return "\n".join(line[:width] for line in readable(text[-lines:])[-lines:])

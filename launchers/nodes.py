@@ -24,7 +24,7 @@ def place_on_nodes(
 ) -> list[Role]:
     """The roles of all nodes in start order, each with its node. `gpus`: CUDA ids by node.
 
-    Raises ValueError when a node has GPUs, but fewer than its trainer ranks.
+    Raises ValueError when a node has GPUs, but fewer than its trainer ranks or than one of its engines needs.
     """
     cluster: SlurmConfig = config.cluster
     parts = list(PARTS[command](config))
@@ -32,7 +32,8 @@ def place_on_nodes(
     devices: dict[int, tuple[str, ...]] = {}
     for node in sorted(set(nodes)):
         members = [index for index, where in enumerate(nodes) if where == node]
-        found = assign_devices([parts[index].wants for index in members], list(gpus.get(node, ())))
+        wants, sizes = [parts[index].wants for index in members], [parts[index].gpus for index in members]
+        found = assign_devices(wants, list(gpus.get(node, ())), sizes)
         devices.update(zip(members, found, strict=True))
     roles = [
         replace(part.role(resolved, devices[index]), node=nodes[index]) for index, part in enumerate(parts)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prl.config.load import load_resolved
+from prl.log_lines import configure, log_uncaught
 from prl.monitor.companions import serve_metrics
 from prl.run_dir import RunDir
 
@@ -21,7 +22,6 @@ log = logging.getLogger("launchers.role")
 
 LAUNCHER_VAR = "PRL_LAUNCHER_PID"
 PR_SET_PDEATHSIG = 1
-LOG_FORMAT, LOG_TIME = "%(asctime)s %(levelname)s %(name)s %(message)s", "%H:%M:%S"
 
 ENTRY_POINTS = {
     "inference": "prl.inference.server",
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     role, resolved = arguments[0], Path(arguments[1])
     prepare_process()
     command, config = load_resolved(resolved)
-    configure_logging(config.log.level)
+    configure(config.log, role)
     log.debug("%s of %s: pid %d, %s", role, command, os.getpid(), resolved)
     try:
         run = RunDir.from_resolved(resolved)
@@ -69,20 +69,6 @@ def prepare_process() -> None:
         raise SystemExit("the launcher is gone")
 
 
-def configure_logging(level: str) -> None:
-    """`HH:MM:SS LEVEL name message` on stderr: prl at `level`, other packages from warnings on."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format=LOG_FORMAT,
-        datefmt=LOG_TIME,
-        force=True,
-    )
-    for name in ("prl", "launchers"):
-        logging.getLogger(name).setLevel(level.upper())
-    logging.captureWarnings(True)
-
-
 def entry_point(role: str) -> Callable[[Any, RunDir, str], None]:
     """The function that is this role. Raises ValueError for a name that is in no placement."""
     kind = role.partition("/")[0]
@@ -100,4 +86,5 @@ def end_now(code: int) -> None:
 
 
 if __name__ == "__main__":
+    log_uncaught()
     sys.exit(main(sys.argv[1:]))

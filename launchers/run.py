@@ -15,7 +15,6 @@ from launchers.dry_run import configuration, placement_report
 from launchers.interrupts import Interrupts
 from launchers.local import Outcome
 from launchers.placement import Role
-from launchers.role import LOG_FORMAT, LOG_TIME
 from launchers.run_directory import RunPlan, append_status, open_run, plan_run
 from launchers.site import Site, current_site
 from launchers.summary import failure_report, summary
@@ -23,7 +22,11 @@ from launchers.sweep import sweep_directory, task_overrides
 from prl.algo.base import import_own_algorithms
 from prl.config.describe import describe_plan
 from prl.config.identity import run_path
+from prl.config.loss import CustomLossConfig
+from prl.config.schema import LogConfig
 from prl.dashboard.daemon import offer
+from prl.import_path import require_module
+from prl.log_lines import OWN, formatter, level_of
 from prl.monitor.companions import companions
 from prl.run_dir import RunDir
 from prl.tracking.board import Board
@@ -31,6 +34,7 @@ from prl.tracking.display import Display
 from prl.tracking.mlflow_run import Facts
 from prl.tracking.mlflow_store import Store, find_store
 from prl.tracking.mlflow_writer import MlflowWriter
+from prl.tracking.terminal import announce
 
 REFUSED = 2
 FLUSH_SECONDS = {"FINISHED": 120.0, "FAILED": 6.0, "KILLED": 15.0}
@@ -61,14 +65,18 @@ def launch(command: str, config: Any, command_line: str | list[str]) -> int:
         roles = site.roles(command, config, RunDir(plan.path))
         if command == "rl":
             import_own_algorithms(config)
+            if isinstance(config.loss, CustomLossConfig):
+                require_module(config.loss.import_path, "loss.import_path")
     except ValueError as error:
         return _refuse(error)
     if config.dry_run:
         print(configuration(command, config))
-    print(describe_plan(config), f"devices      {_devices(roles)}", plan.origin(), sep="\n", flush=True)
+    told = "\n".join([describe_plan(config), f"devices      {_devices(roles)}", plan.origin()])
     if config.dry_run:
+        print(told)
         print(placement_report(config, roles))
         return 0
+    announce(config.log, told)
     if config.max_steps is not None and plan.resume_step >= config.max_steps:
         print(f"{plan.path} is at step {plan.resume_step} of {config.max_steps}: there is nothing to do")
         return 0
@@ -78,7 +86,7 @@ def launch(command: str, config: Any, command_line: str | list[str]) -> int:
             run = stack.enter_context(open_run(command, config, plan, words))
         except (ValueError, OSError) as error:  # taken meanwhile, or not writable
             return _refuse(error)
-        stack.enter_context(launcher_log(run, config.log.level))
+        stack.enter_context(launcher_log(run, config.log))
         stack.enter_context(companions(config, run))
         return Attempt(command, config, plan, run, words, interrupts, site).execute()
 
@@ -99,7 +107,8 @@ class Attempt:
         """Run the roles with everything around them; the exit code."""
         append_status(self.run, "started", [self.plan.origin()])
         roles = self.site.roles(self.command, self.config, self.run)
-        display = Display(self.config.log.display, self.run.metrics, self.config.max_steps)
+        log = self.config.log
+        display = Display(log.display, self.run.metrics, self.config.max_steps, form=log.format)
         display.start()
         display.note(f"starting {', '.join(role.name for role in roles)}; logs in {self.run.logs}")
         offer(self.config.monitor.dashboard, self.run.path.parent, display.note)
@@ -133,12 +142,20 @@ class Attempt:
 
     def _tell_failure(self, outcome: Outcome) -> None:
         if outcome.status == "FAILED":
-            print(failure_report(outcome, self.run), file=sys.stderr, flush=True)
+            announce(self.config.log, failure_report(outcome, self.run), sys.stderr)
 
     def _tell_end(self, outcome: Outcome, board: Board, store: Store | None) -> None:
         text = summary(outcome, self.run, self.plan, board, store.ui_command if store else None)
-        append_status(self.run, f"ended: {outcome.status}", [outcome.reason, f"step {board.trained_step}"])
-        print(text, flush=True)
+        announce(self.config.log, text)
+        note_end(self.config, self.run, outcome, [f"step {board.trained_step}"])
+
+
+def note_end(config: Any, run: RunDir, outcome: Outcome, notes: list[str]) -> None:
+    """Close the attempt's entry in STATUS.md. A full disk must not hide how the run ended."""
+    try:
+        append_status(run, f"ended: {outcome.status}", [outcome.reason, *notes])
+    except OSError as error:
+        announce(config.log, f"STATUS.md lacks this end: {error}", sys.stderr)
 
 
 def _refuse(error: Exception) -> int:
@@ -153,13 +170,13 @@ def _devices(roles: list[Role]) -> str:
 
 
 @contextlib.contextmanager
-def launcher_log(run: RunDir, level: str) -> Iterator[None]:
+def launcher_log(run: RunDir, log: LogConfig) -> Iterator[None]:
     """The launcher's own log file, beside those of the roles; the tracker's complaints go there too."""
     handler = logging.FileHandler(run.log_file("launcher"))
-    handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_TIME))
-    loggers = [logging.getLogger(name) for name in ("launchers", "prl", "mlflow", "alembic", "urllib3")]
+    handler.setFormatter(formatter(log, "launcher"))
+    loggers = [logging.getLogger(name) for name in (*OWN, "mlflow", "alembic", "urllib3")]
     for logger in loggers:
-        logger.setLevel(level.upper() if logger.name in ("launchers", "prl") else logging.WARNING)
+        logger.setLevel(level_of(log, "launcher") if logger.name in OWN else logging.WARNING)
         logger.addHandler(handler)
     try:
         yield

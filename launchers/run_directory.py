@@ -24,7 +24,7 @@ from prl.checkpoint.marker import read_step
 from prl.checkpoint.resolve import resolve_resume
 from prl.checkpoint.retention import complete_steps, set_aside
 from prl.config.load import dump_resolved
-from prl.run_dir import RunDir
+from prl.run_dir import POLL_SECONDS, RunDir
 from prl.tracking.reader import append_attempt_marker
 
 LOCK_FILE = ".lock"
@@ -34,13 +34,17 @@ BEFORE_RUN = (LOCK_FILE, "slurm")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a launch will do, and to which directory. `resume_step` is 0 when it starts from scratch."""
+    """What a launch will do, and to which directory. `resume_step` is 0 when it starts from scratch.
+
+    `patience`: seconds that it waits for the run's lock.
+    """
 
     path: Path
     checkpoints: Path
     checkpoint: Path | None
     resume_step: int
     clean: bool
+    patience: float = 0.0
 
     @property
     def continues(self) -> bool:
@@ -125,7 +129,7 @@ def open_run(command: str, config: Any, plan: RunPlan, command_line: list[str]) 
     if plan.clean and plan.path.exists():
         _delete_run(plan.path)
     plan.path.mkdir(parents=True, exist_ok=True)
-    with _locked(plan.path):
+    with _locked(plan.path, plan.patience):
         if not continues and _occupied(plan.path):
             raise ValueError(f"run.name = {plan.path.name}: another launch has just taken {plan.path}")
         if command in ("rl", "sft"):
@@ -217,14 +221,23 @@ def _delete_run(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     """The run's lock; the system releases it however this process ends."""
+    deadline = time.monotonic() + patience
     with (path / LOCK_FILE).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"run.name = {path.name}: another launcher is at work in {path}") from None
+        while not _take(lock.fileno()):
+            if time.monotonic() >= deadline:
+                raise ValueError(f"run.name = {path.name}: another launcher is at work in {path}")
+            time.sleep(POLL_SECONDS)
         yield
+
+
+def _take(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _new_attempt(path: Path) -> RunDir:

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 from launchers.dry_run import configuration, placement_report
 from launchers.interrupts import Interrupts
 from launchers.local import Outcome, tail
-from launchers.run import REFUSED, launcher_log
+from launchers.run import REFUSED, launcher_log, note_end
 from launchers.run_directory import RunPlan, append_status, open_run, plan_by_name
 from launchers.site import Site, current_site
+from launchers.summary import full_disk
 from launchers.sweep import sweep_directory, task_overrides
 from prl.dashboard.daemon import offer
 from prl.evals.checkpoints import settle_checkpoints
 from prl.evals.describe import describe_evaluation
 from prl.evals.display import EvalDisplay
 from prl.evals.identity import check_same, note_weights
+from prl.evals.ledger import last_fault
 from prl.evals.mlflow_report import publish
 from prl.evals.plot import write_plot
 from prl.evals.results import Results, collect, metrics, write_results
@@ -33,6 +36,7 @@ from prl.tracking.mlflow_run import Facts
 from prl.tracking.mlflow_store import Store, find_store
 from prl.tracking.mlflow_writer import MlflowWriter
 from prl.tracking.stream import MetricStream
+from prl.tracking.terminal import announce
 
 TRACK_SECONDS = {"FINISHED": 180.0, "FAILED": 30.0, "KILLED": 8.0}
 """How long the tracker may take, by how the evaluation ended. It is first met here, after the results are
@@ -45,30 +49,39 @@ def launch_eval(config: Any, command_line: str | list[str]) -> int:
     words = shlex.split(command_line) if isinstance(command_line, str) else command_line
     site = current_site()
     try:
-        merge_envs(config)
-        settle_checkpoints(config)
-        plan = site.plan(config, plan_by_name)
-        if plan.continues:
-            check_same(config, plan.path)
+        plan = plan_evaluation(config, lambda settled: site.plan(settled, plan_by_name))
         roles = site.roles("eval", config, RunDir(plan.path))
     except ValueError as error:
         return _refuse(error)
     origin = f"goes on with {plan.path}" if plan.continues else plan.origin()
     if config.dry_run:
         print(configuration("eval", config))
-    print(describe_evaluation(config, plan.path), origin, sep="\n", flush=True)
+    told = f"{describe_evaluation(config, plan.path)}\n{origin}"
     if config.dry_run:
-        print(placement_report(config, roles))
+        print(told, placement_report(config, roles), sep="\n")
         return 0
+    announce(config.log, told)
     with contextlib.ExitStack() as stack:
         interrupts = stack.enter_context(site.interrupts())
         try:
             run = stack.enter_context(open_run("eval", config, plan, words))
         except (ValueError, OSError) as error:  # taken meanwhile, or not writable
             return _refuse(error)
-        stack.enter_context(launcher_log(run, config.log.level))
+        stack.enter_context(launcher_log(run, config.log))
         stack.enter_context(companions(config, run))
         return Evaluation(config, plan, run, words, interrupts, site).execute()
+
+
+def plan_evaluation(config: Any, planner: Callable[[Any], RunPlan]) -> RunPlan:
+    """Where an evaluation lives and what it goes on with; `config` gets its environments and checkpoints
+    settled. Writes nothing. Raises ValueError for what it cannot measure, or not go on with.
+    """
+    merge_envs(config)
+    settle_checkpoints(config)
+    plan = planner(config)
+    if plan.continues:
+        check_same(config, plan.path)
+    return plan
 
 
 @dataclass
@@ -87,7 +100,7 @@ class Evaluation:
         append_status(self.run, "started", ["evaluation"])
         note_weights(self.config, self.run)
         roles = self.site.roles("eval", self.config, self.run)
-        display = EvalDisplay(self.config.log.display, self.run)
+        display = EvalDisplay(self.config.log.display, self.run, form=self.config.log.format)
         display.start()
         display.note(f"starting {', '.join(role.name for role in roles)}; logs in {self.run.logs}")
         offer(self.config.monitor.dashboard, self.run.path.parent, display.note)
@@ -101,23 +114,36 @@ class Evaluation:
     def _tell(self, outcome: Outcome) -> int:
         """Count what is in the ledger, however the attempt ended, and tell everybody."""
         results = collect(self.config, self.run)
-        if results:
+        outcome = self._kept(self._judged(outcome, results), results)
+        announce(self.config.log, _summary(outcome, results, self.run, self._store(), self.command_line))
+        if outcome.status == "FAILED":
+            announce(self.config.log, _failure(outcome, self.run), sys.stderr)
+        self._track(outcome, results)
+        note_end(self.config, self.run, outcome, list(notes(results)) if results else [])
+        return self.site.close(outcome) or outcome.code
+
+    def _judged(self, outcome: Outcome, results: Results | None) -> Outcome:
+        """An evaluation that measured nothing has failed, although every process did its part."""
+        if outcome.status != "FINISHED" or (results and any(score.agents for score in results.scores)):
+            return outcome
+        reason, fault = "no rollout ended well, so nothing was measured", last_fault(self.run)
+        return Outcome(1, "FAILED", f"{reason}; the last one: {fault}" if fault else reason)
+
+    def _kept(self, outcome: Outcome, results: Results | None) -> Outcome:
+        """Write the results down. Where that fails, on a full disk, they are still shown and tracked."""
+        if results is None:
+            return outcome
+        try:
             write_results(results, self.run)
             write_atomic(self.run.path / "results.md", report(results))
             write_plot(results, self.run.path / "rewards.svg")
-        code = outcome.code
-        if outcome.status == "FINISHED" and (results is None or not any(s.agents for s in results.scores)):
-            code, outcome = 1, Outcome(1, "FAILED", "no rollout ended well, so nothing was measured")
-        if results and outcome.status != "KILLED":
-            self._log(results)
-        print(_summary(outcome, results, self.run, self._store()), flush=True)
-        if outcome.status == "FAILED":
-            print(_failure(outcome, self.run), file=sys.stderr, flush=True)
-        self._track(outcome, results)
-        append_status(
-            self.run, f"ended: {outcome.status}", [outcome.reason, *(notes(results) if results else [])]
-        )
-        return self.site.close(outcome) or code
+            if outcome.status != "KILLED":
+                self._log(results)
+        except OSError as error:
+            reason = f"the results could not be written: {error}"
+            whole = "; ".join(filter(None, [outcome.reason, reason]))
+            return Outcome(outcome.code or 1, "FAILED", whole, outcome.culprits)
+        return outcome
 
     def _log(self, results: Results) -> None:
         stream = MetricStream(self.run.metric_file("eval"), "eval")
@@ -142,7 +168,9 @@ class Evaluation:
         return find_store(tracking.uri, self.plan.path.parent) if tracking.name == "mlflow" else None
 
 
-def _summary(outcome: Outcome, results: Results | None, run: RunDir, store: Store | None) -> str:
+def _summary(
+    outcome: Outcome, results: Results | None, run: RunDir, store: Store | None, words: Sequence[str]
+) -> str:
     """The table, what to know about it, and where everything is."""
     lines = [f"{outcome.status.lower()}: {outcome.reason}" if outcome.reason else outcome.status.lower()]
     if results:
@@ -154,10 +182,15 @@ def _summary(outcome: Outcome, results: Results | None, run: RunDir, store: Stor
     if results and store:
         lines.append(f"{'MLflow':9}{store.ui_command}")
     if outcome.status != "FINISHED":
-        lines.append(
-            f"finished rollouts are kept; go on by: prl eval ... run.name={run.path.name} run.resume=latest"
-        )
+        lines.append(f"finished rollouts are kept; go on by: {again(words, run.path.name)}")
     return "\n".join(lines)
+
+
+def again(words: Sequence[str], name: str) -> str:
+    """The command line that goes on with the evaluation `name`, which `words` began or went on with."""
+    dropped = ("run.name=", "run.resume=", "run.clean=")
+    kept = [word for word in words if not word.startswith(dropped) and word != "--resume"]
+    return shlex.join([*kept, f"run.name={name}", "--resume"])
 
 
 def _failure(outcome: Outcome, run: RunDir) -> str:
@@ -172,7 +205,7 @@ def _failure(outcome: Outcome, run: RunDir) -> str:
     for name in outcome.culprits:
         last = tail(run.log_file(name), 1).strip()
         lines.append(f"{name}: {last} ({run.log_file(name)})")
-    return "\n".join(lines)
+    return "\n".join([*lines, *full_disk(run)])
 
 
 def _refuse(error: Exception) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
-from prl.checkpoint.export_source import locate, output_directory
+from prl.checkpoint.export_source import ExportSource, locate, output_directory
 
 REFUSED = 2
 
@@ -19,12 +20,18 @@ def launch_export(config: Any, command_line: str | list[str]) -> int:
     return run(config)
 
 
+def check_export(config: Any) -> tuple[ExportSource, Path]:
+    """(what would be exported, where to). Raises ValueError when one of them will not do."""
+    source = locate(config.run, config.step)
+    out = output_directory(config.out, source)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty: remove it or choose another out=")
+    return source, out
+
+
 def _plan(config: Any) -> int:
     try:
-        source = locate(config.run, config.step)
-        out = output_directory(config.out, source)
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise ValueError(f"{out} exists and is not empty: remove it or choose another out=")
+        source, out = check_export(config)
     except (ValueError, OSError) as error:
         print(f"export: {error}", file=sys.stderr)
         return REFUSED

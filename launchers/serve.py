@@ -17,6 +17,7 @@ from launchers.run import REFUSED, launcher_log
 from launchers.run_directory import append_status, open_run, plan_by_name
 from launchers.summary import failure_report
 from prl.run_dir import RunDir
+from prl.tracking.terminal import announce
 
 LOOK_SECONDS = 0.2
 
@@ -51,15 +52,15 @@ def launch_inference(config: Any, command_line: str | list[str]) -> int:
         except (ValueError, OSError) as error:
             print(error, file=sys.stderr)
             return REFUSED
-        stack.enter_context(launcher_log(run, config.log.level))
+        stack.enter_context(launcher_log(run, config.log))
         append_status(run, "started", ["server"])
         roles = place("inference", config, run.resolved_config, gpus)
-        print(f"starting {', '.join(role.name for role in roles)}; logs in {run.logs}", flush=True)
+        announce(config.log, f"starting {', '.join(role.name for role in roles)}; logs in {run.logs}")
         stack.enter_context(_telling_the_address(config, run))
         outcome = supervise(roles, run, config.cluster.grace, interrupts, peers=UntilStopped())
         append_status(run, f"ended: {outcome.status}", [outcome.reason])
     if outcome.status == "FAILED":
-        print(failure_report(outcome, run), file=sys.stderr, flush=True)
+        announce(config.log, failure_report(outcome, run), sys.stderr)
         return outcome.code
     return 0
 
@@ -73,7 +74,7 @@ def _telling_the_address(config: Any, run: RunDir) -> Any:
         while not over.wait(LOOK_SECONDS):
             if run.address_file("inference").exists():
                 address = run.wait_for_address_blocking("inference", 1.0)
-                print(f"serving {config.model.name} on {address}/v1", flush=True)
+                announce(config.log, f"serving {config.model.name} on {address}/v1")
                 return
 
     thread = threading.Thread(target=tell, daemon=True)

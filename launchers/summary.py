@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
 from launchers.local import Outcome, tail
 from launchers.run_directory import RunPlan
 from prl.checkpoint.retention import complete_steps
 from prl.run_dir import RunDir
 from prl.tracking.board import Board
 
+LEAST_FREE = 1 << 20
+"""Bytes; with less than this, something that a process wrote did not fit."""
 SPAN = 5
 PER_LINE = 10
 MOST_POINTS = 60
@@ -19,7 +23,15 @@ def failure_report(outcome: Outcome, run: RunDir) -> str:
     for name in outcome.culprits:
         path = run.log_file(name)
         parts.append(f"--- end of {path} ---\n{tail(path) or '(empty)'}")
-    return "\n".join(parts)
+    return "\n".join([*parts, *full_disk(run)])
+
+
+def full_disk(run: RunDir) -> list[str]:
+    """A line if the run's file system is full: the logs lie on it too, so they may not say so themselves."""
+    free = shutil.disk_usage(run.path).free
+    if free >= LEAST_FREE:
+        return []
+    return [f"the disk is full: {free} bytes are free at {run.path}, and the ends of the logs may be lost"]
 
 
 def summary(outcome: Outcome, run: RunDir, plan: RunPlan, board: Board, tracker: str | None) -> str:

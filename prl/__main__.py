@@ -1,20 +1,20 @@
 """`python -m prl [command] overrides...`: composes, checks, and hands the config to the command's job.
 
-Exit codes: 0 done, 2 the configuration was refused, anything else from the job.
+Exit codes: 0 done, 2 the configuration was refused, 130 stopped by Ctrl-C, anything else from the job.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import select
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prl.config.command_line import CommandLine, parse
-from prl.config.errors import ConfigErrors
-from prl.config.eval_line import expand
+if TYPE_CHECKING:
+    from prl.config.command_line import CommandLine
 
 COMMANDS = {
     "rl": "launchers.run:launch_rl",
@@ -45,17 +45,50 @@ TOOLS = {
 """Tool (one word or two) -> the function that reads the words after it and gives an exit code."""
 
 REFUSED = 2
+INTERRUPTED = 130
+UNREAD = 141
+"""As a program that SIGPIPE ended: what it had to say was not wanted to its end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _answer(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:  # a run answers Ctrl-C itself: nothing has been started yet, or all is over
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return UNREAD
+
+
+def _reader_left() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as after `| head`. It is closed then."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    gone = any(event & select.POLLERR for _, event in watch.poll(0))
+    if gone:
+        from prl.tracking.terminal import leave_pipe
+
+        leave_pipe()
+    return gone
+
+
+def _answer(words: list[str]) -> int:
+    # Here, so that Ctrl-C while they are imported is answered too.
+    from prl.config.command_line import parse
+    from prl.config.errors import ConfigErrors
+    from prl.config.eval_line import expand
+
     for length in (2, 1):
         if (tool := " ".join(words[:length])) in TOOLS:
             return int(_load(TOOLS[tool])(words[length:]))
     gc.disable()  # composing makes many small objects and no garbage; a tenth of its time is saved
     try:
-        return _run(parse(expand(words), list(COMMANDS)), words)
+        return _run(parse(expand(words), list(COMMANDS), list(TOOLS)), words)
     except ConfigErrors as errors:
         print(errors, file=sys.stderr)
         return REFUSED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 
@@ -21,3 +22,19 @@ def load_object(path: str, key: str) -> Any:
         public = ", ".join(sorted(entry for entry in vars(module) if not entry.startswith("_")))
         raise ValueError(f"{key}={path!r}: module {module_name!r} has no {name!r}; it has {public}")
     return getattr(module, name)
+
+
+def require_module(path: str, key: str) -> None:
+    """Raises ValueError naming the config `key` unless the module of `path` is there.
+
+    It is not imported: the launcher stays light, and a loss imports torch.
+    """
+    module = path.partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module) if module else None
+    except (ModuleNotFoundError, ValueError):  # a parent package is missing, or is no package
+        found = None
+    if found is None:
+        raise ValueError(
+            f"{key} = {path}: there is no module {module!r}; install its package or add it to PYTHONPATH"
+        )

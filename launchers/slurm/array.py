@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launchers.slurm.preflight import array_fits
+from launchers.slurm.preflight import array_fits, told_by_sbatch
 from launchers.slurm.queue import active, ask, cancel, ended_as
 from launchers.slurm.request import make_executor
 from prl.config.errors import ConfigErrors
@@ -37,11 +37,12 @@ class Ended:
 def submit_array(
     wanted: Mapping[str, Any], folder: Path | str, function: Any, arguments: Sequence[tuple[Any, ...]]
 ) -> list[SlurmJob[Any]]:
-    """Submit `function(*arguments[i])` for every i as one array. Raises ConfigErrors when it is too long."""
+    """Submit `function(*arguments[i])` for every i as one array. Raises ConfigErrors if SLURM refuses it."""
     problems = list(array_fits(len(arguments), ask("scontrol", "show", "config") or ""))
     if problems:
         raise ConfigErrors(problems)
-    return make_executor(wanted, folder).map_array(function, *zip(*arguments, strict=True))
+    with told_by_sbatch():
+        return make_executor(wanted, folder).map_array(function, *zip(*arguments, strict=True))
 
 
 def log_of(job: SlurmJob[Any]) -> Path:

@@ -120,6 +120,12 @@ class Follower:
             write_atomic(self.files.of_node(self.node), json.dumps({"state": "done"}))
         return False
 
+    def exit_code(self, outcome: Outcome) -> int:
+        """0 once the leading task has told the end: its own exit code is then that of the job. Any other
+        would let srun end it (`--kill-on-bad-exit`) while it still tracks, tells and requeues.
+        """
+        return 0 if self.files.end.exists() else outcome.code
+
     def tell_failure(self, outcome: Outcome, patience: float) -> None:
         """Tell what failed here, and give the leading task the time to end the run and to write it down."""
         if not outcome.culprits:

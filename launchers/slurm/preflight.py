@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,16 +18,32 @@ from prl.config.errors import NO_VALUE, ConfigErrors, Problem, suggest
 TOOLS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
-def refuse(cluster: SlurmConfig, directory: Path, script: str, elements: int = 1) -> None:
-    """Raises ConfigErrors when the cluster could not run this job, or the directory not take it."""
-    problems = list(_problems(cluster, directory, elements))
+def refuse(
+    cluster: SlurmConfig, directory: Path, script: str, elements: int = 1, key: str = "output_dir"
+) -> None:
+    """Raises ConfigErrors when the cluster could not run this job, or the directory not take it.
+
+    `key`: what sets the directory.
+    """
+    problems = list(_problems(cluster, directory, elements, key))
     if not problems:
         problems = list(_test(script))
     if problems:
         raise ConfigErrors(problems)
 
 
-def _problems(cluster: SlurmConfig, directory: Path, elements: int) -> Iterator[Problem]:
+@contextlib.contextmanager
+def told_by_sbatch() -> Iterator[None]:
+    """What sbatch refuses although it had no objection before, as ConfigErrors: a limit of the account."""
+    from submitit.core.utils import FailedJobError
+
+    try:
+        yield
+    except FailedJobError as error:
+        raise ConfigErrors([_refusal(str(error))]) from None
+
+
+def _problems(cluster: SlurmConfig, directory: Path, elements: int, key: str) -> Iterator[Problem]:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         remedy = "Submit from a login node, or choose cluster=local; dry_run=true works everywhere."
@@ -34,7 +51,7 @@ def _problems(cluster: SlurmConfig, directory: Path, elements: int) -> Iterator[
         return
     if fault := _unwritable(directory):
         remedy = "Every node must be able to write there: choose a directory on the shared file system."
-        yield Problem("output_dir", directory, fault, remedy)
+        yield Problem(key, directory, fault, remedy)
     yield from partition_is_known(cluster, ask("sinfo", "--noheader", "--format", "%R") or "")
     yield from gpus_are_there(cluster, ask("sinfo", "--noheader", "--format", "%R|%G") or "")
     yield from array_fits(elements, ask("scontrol", "show", "config") or "")
@@ -111,8 +128,10 @@ def _test(script: str) -> Iterator[Problem]:
             yield Problem("cluster", "slurm", f"sbatch did not answer within {ASK_SECONDS:.0f} s")
             return
     if told.returncode:
-        lines = [line.removeprefix("sbatch: error: ").strip() for line in told.stderr.splitlines()]
-        said = "; ".join(line.removeprefix("allocation failure: ") for line in lines if line)
-        yield Problem(
-            "cluster", "slurm", f"sbatch refuses the job: {said}", "See the script by dry_run=true."
-        )
+        yield _refusal(told.stderr)
+
+
+def _refusal(text: str) -> Problem:
+    lines = [line.removeprefix("sbatch: error: ").strip() for line in text.splitlines()]
+    said = "; ".join(line.removeprefix("allocation failure: ") for line in lines if line)
+    return Problem("cluster", "slurm", f"sbatch refuses the job: {said}", "See the script by dry_run=true.")

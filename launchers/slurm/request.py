@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,11 @@ from prl.config.cluster import SlurmConfig, minutes_of, warning_seconds
 if TYPE_CHECKING:
     from submitit.slurm.slurm import SlurmExecutor
 
-ALWAYS = ("--kill-on-bad-exit=1", "--open-mode=append")
-"""srun: a task that fails ends all others; a requeued job goes on in the same log."""
+ALWAYS = ("--kill-on-bad-exit=1", "--wait=0", "--open-mode=append")
+"""srun: a task that fails ends all others, one that is done ends nobody (clusters may set a WaitTime); a
+requeued job goes on in the same log."""
 
-EXECUTOR_ONLY = ("submitit_folder", "max_num_timeout", "python")
+EXECUTOR_ONLY = ("submitit_folder", "max_num_timeout", "python", "dry_run", "wait", "poll_seconds")
 """Parameters of the launcher's configuration that do not reach the script's header."""
 
 
@@ -54,6 +55,16 @@ def parameters(cluster: SlurmConfig, name: str) -> dict[str, Any]:
         "additional_parameters": {requeue: True, **cluster.extra},
     }
     return {key: value for key, value in wanted.items() if value is not None}
+
+
+def merge_options(
+    options: Mapping[str, Any], wanted: Mapping[str, Any], typed: Container[str]
+) -> dict[str, Any]:
+    """Options of a Hydra launcher, where what `cluster` wants wins, except over what the user typed."""
+    merged = {**options, **{key: value for key, value in wanted.items() if key not in typed}}
+    table = "additional_parameters"
+    merged[table] = {**(wanted.get(table) or {}), **(merged.get(table) or {})}
+    return merged
 
 
 def setup_lines(cluster: SlurmConfig) -> list[str]:

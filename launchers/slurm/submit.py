@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 import sys
@@ -12,10 +13,10 @@ from typing import Any
 
 from launchers.dry_run import memory
 from launchers.nodes import nominal_gpus, place_on_nodes
-from launchers.placement import PARTS, format_table
-from launchers.run_directory import plan_run
+from launchers.placement import PARTS, Role, format_table
+from launchers.run_directory import plan_by_name, plan_run
 from launchers.slurm.job import run_job
-from launchers.slurm.preflight import refuse
+from launchers.slurm.preflight import refuse, told_by_sbatch
 from launchers.slurm.queue import active, cancel, ended_as
 from launchers.slurm.request import make_executor, parameters, script
 from prl.config.load import dump_resolved
@@ -33,18 +34,19 @@ def submit(command: str, config: Any, words: list[str]) -> int:
     """
     try:
         directory = job_directory(command, config)
-        if hasattr(config, "ckpt"):
-            plan_run(config)
+        look_ahead(command, copy.deepcopy(config))
+        roles = placed(command, config, directory)
         executor = make_executor(parameters(config.cluster, directory.name), directory / DIRECTORY / "%j")
         text = script(executor)
         if config.dry_run:
-            print(describe(command, config, directory, text))
+            print(describe(command, config, roles, text))
             return 0
         refuse(config.cluster, directory, text)
+        with told_by_sbatch():
+            job = executor.submit(run_job, command, dump_resolved(command, config), words)
     except ValueError as error:
         print(error, file=sys.stderr)
         return REFUSED
-    job = executor.submit(run_job, command, dump_resolved(command, config), words)
     log = Path(str(job.paths.stdout).replace("%t", "0"))
     facts = {"job": job.job_id, "command": shlex.join(["prl", *words]), "time": time.time(), "log": str(log)}
     write_atomic(directory / DIRECTORY / "job.json", json.dumps(facts, indent=1) + "\n")
@@ -61,12 +63,32 @@ def job_directory(command: str, config: Any) -> Path:
     return Path(config.output_dir) / config.run.name
 
 
-def describe(command: str, config: Any, directory: Path, text: str) -> str:
+def look_ahead(command: str, config: Any) -> None:
+    """Raises ValueError for what the job itself would refuse when its turn comes. Changes `config`."""
+    if command == "export":
+        from launchers.run_export import check_export
+
+        check_export(config)
+    elif command == "eval":
+        from launchers.run_eval import plan_evaluation
+
+        plan_evaluation(config, plan_by_name)
+    else:
+        (plan_run if hasattr(config, "ckpt") else plan_by_name)(config)
+
+
+def placed(command: str, config: Any, directory: Path) -> list[Role]:
+    """Roles of a job on its nodes, none for a command without any. Raises ValueError when they do not fit."""
+    if command not in PARTS:
+        return []
+    resolved = RunDir(directory).resolved_config
+    return place_on_nodes(command, config, resolved, nominal_gpus(config.cluster))
+
+
+def describe(command: str, config: Any, roles: list[Role], text: str) -> str:
     """What a dry run prints: the resolved config, the placement, and the script as it would be submitted."""
     parts = [f"--- resolved config\n{dump_resolved(command, config).rstrip()}"]
-    if command in PARTS:
-        resolved = RunDir(directory).resolved_config
-        roles = place_on_nodes(command, config, resolved, nominal_gpus(config.cluster))
+    if roles:
         parts.append(f"--- placement on {nodes_in_words(config.cluster.nodes)}\n{format_table(roles)}")
         parts.append(f"--- memory\n{memory(config, roles)}")
     parts += [f"--- sbatch script\n{text.rstrip()}", "dry run: nothing was submitted, nothing was written"]

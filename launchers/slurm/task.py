@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 REQUEUED = 75
 """Exit code of a launch that goes on in the job's next start (EX_TEMPFAIL)."""
 KILL_SECONDS = 60.0
+LOCK_SECONDS = 120.0
+"""A file server keeps the lock of a lost node until its lease has run out (NFS: 90 s)."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ class Task(Site):
         return self._interrupts
 
     def plan(self, config: Any, planner: Planner) -> RunPlan:
-        return plan_again(config, planner) if self.allocation.restarts else planner(config)
+        """A later start goes on with the run of the first one, also after a loss that nobody warned of."""
+        restarts, limit = self.allocation.restarts, config.cluster.max_requeues
+        if restarts == 0:
+            return planner(config)
+        if restarts > limit:
+            raise ValueError(f"cluster.max_requeues = {limit}: used up by start {restarts} of this job")
+        return replace(plan_again(config, planner), patience=LOCK_SECONDS)
 
     def roles(self, command: str, config: Any, run: RunDir) -> list[Role]:
         allocation, gpus = self.allocation, nominal_gpus(config.cluster)
@@ -117,8 +125,10 @@ class Task(Site):
         print(f"node {node}: {outcome.status} {outcome.reason}", flush=True)
         if outcome.status == "FAILED":
             follower.tell_failure(outcome, patience=config.cluster.grace + KILL_SECONDS)
+        code = follower.exit_code(outcome)
+        if code and outcome.status == "FAILED":
             time.sleep(config.cluster.failure_grace)
-        return outcome.code
+        return code
 
     def close(self, outcome: Outcome) -> int:
         """Requeue a job that was warned and stopped; hold the nodes of one that failed, where asked."""

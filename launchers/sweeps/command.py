@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,25 @@ from typing import Any
 from launchers.slurm.queue import active
 from launchers.sweeps.book import Book, find
 from launchers.sweeps.element import INTERRUPTED, Element, Job
+from launchers.sweeps.over_slurm import LAUNCHER, array_request, check_array, describe_array, one_cluster
 from launchers.sweeps.tell import lines_of, table, tell
 from prl.config.command_line import CommandLine
 from prl.config.errors import NO_VALUE, ConfigErrors, Problem
 from prl.config.overrides import quoted
 
-LAUNCHERS = {"slurm": "prl_slurm", "local": "prl_local"}
+LAUNCHERS = {"slurm": LAUNCHER, "local": "prl_local"}
 
 
 @dataclass(frozen=True)
 class HydraFacts:
-    """What the composed options say of the sweep itself."""
+    """What the composed options say of the sweep itself.
+
+    `batch`: elements that run at a time where a sweeper chooses them as it goes; None where all are known.
+    """
 
     directory: Path
     launcher: str
-    sweeper: str
+    batch: int | None
 
 
 def run_sweep(line: CommandLine, job: Job, configs: list[Any], elements: list[list[str]]) -> int:
@@ -38,8 +41,14 @@ def run_sweep(line: CommandLine, job: Job, configs: list[Any], elements: list[li
     facts = hydra_facts(line)
     refuse_double_axes(elements)
     cluster = one_cluster(configs)
-    sampled = facts.sweeper != "basic"
-    book = open_book(line, facts, None if sampled else elements)
+    sampled = facts.batch is not None
+    earlier = began_earlier(line, facts)
+    directory = (earlier or facts.directory).resolve()
+    request = None
+    if cluster.name == "slurm":
+        request = array_request(line, cluster, facts.launcher, directory, cluster.wait or sampled)
+        check_array(request, line.command, cluster, configs, facts.batch or len(elements))
+    book = open_book(line, directory, None if sampled else elements)
     if at_work := still_at_work(book):
         print(table(lines_of(book)))
         print(f"at work: {' '.join(at_work)}; nothing was submitted")
@@ -47,7 +56,8 @@ def run_sweep(line: CommandLine, job: Job, configs: list[Any], elements: list[li
     for record in book.records().values():
         if not record.finished:
             book.forget(record.number)
-    element = Element(line, book.path, cluster.start_timeout, job, **_request(line, cluster, book, sampled))
+    asked = {"request": request.wanted, "typed": request.typed} if request else {}
+    element = Element(line, book.path, cluster.start_timeout, job, **asked)
     words = [f"hydra.sweep.dir={quoted(str(book.path))}"]
     if facts.launcher == "basic" and (cluster.name == "slurm" or cluster.parallel > 1):
         words.append(f"hydra/launcher={LAUNCHERS[cluster.name]}")
@@ -56,9 +66,6 @@ def run_sweep(line: CommandLine, job: Job, configs: list[Any], elements: list[li
         hydra_app.run_hydra(line, element, ["--multirun"], words)
     except KeyboardInterrupt:
         return element.interrupted or INTERRUPTED[0]
-    except ConfigErrors as error:  # the cluster refused
-        print(error, file=sys.stderr)
-        return 2
     if cluster.name == "slurm" and not (cluster.wait or sampled):
         print(f"sweep       {book.path}\ntable       prl sweep {book.path}", flush=True)
         return 0
@@ -66,19 +73,11 @@ def run_sweep(line: CommandLine, job: Job, configs: list[Any], elements: list[li
 
 
 def dry_run(line: CommandLine, configs: list[Any], elements: list[list[str]]) -> int:
-    """The array that a sweep over SLURM would submit, with what its elements are."""
-    from launchers.slurm.request import make_executor, parameters, script
-    from launchers.slurm.submit import job_directory, nodes_in_words
-
+    """The array that a sweep over SLURM would submit, with what its elements are. Raises ConfigErrors."""
     facts, cluster = hydra_facts(line), one_cluster(configs)
-    for number, overrides in enumerate(elements):
-        print(f"element {number:<4} {' '.join(overrides)}")
-    job_directory(line.command, configs[0])
-    wanted = parameters(cluster, facts.directory.name)
-    folder = facts.directory.resolve() / ".submitit" / "%j"
-    print(f"--- sbatch script of {len(elements)} elements, each on {nodes_in_words(cluster.nodes)}")
-    print(script(make_executor(wanted, folder), len(elements)).rstrip())
-    print("dry run: nothing was submitted, nothing was written")
+    request = array_request(line, cluster, facts.launcher, facts.directory.resolve(), cluster.wait)
+    count = facts.batch or len(elements)
+    print(describe_array(request, line.command, configs, elements, count))
     return 0
 
 
@@ -95,21 +94,35 @@ def hydra_facts(line: CommandLine) -> HydraFacts:
         )
     choices = config.hydra.runtime.choices
     launcher, sweeper = choices["hydra/launcher"], choices["hydra/sweeper"]
-    return HydraFacts(Path(config.hydra.sweep.dir), str(launcher), str(sweeper))
+    batch = None if sweeper == "basic" else int(config.hydra.sweeper.get("n_jobs") or 1)
+    return HydraFacts(Path(config.hydra.sweep.dir), str(launcher), batch)
 
 
-def open_book(line: CommandLine, facts: HydraFacts, elements: list[list[str]] | None) -> Book:
-    """The book of this very command's sweep when it began earlier, else a new one. Raises ConfigErrors."""
-    words = [*line.config_dirs, *([line.config_name] if line.config_name else []), *line.overrides]
-    given = any(word.startswith("hydra.sweep.dir=") for word in line.overrides)
-    earlier = None if given else find(facts.directory.parent, line.command, words)
-    book = Book((earlier.path if earlier else facts.directory).resolve())
+def words_of(line: CommandLine) -> list[str]:
+    """What was typed, by which a sweep is found again."""
+    return [*line.config_dirs, *([line.config_name] if line.config_name else []), *line.overrides]
+
+
+def began_earlier(line: CommandLine, facts: HydraFacts) -> Path | None:
+    """Directory of the sweep that this very command began; None when it names one, or began none."""
+    if any(word.startswith("hydra.sweep.dir=") for word in line.overrides):
+        return None
+    found = find(facts.directory.parent, line.command, words_of(line))
+    return found.path if found else None
+
+
+def open_book(line: CommandLine, directory: Path, elements: list[list[str]] | None) -> Book:
+    """The book of the sweep in `directory`, begun or gone on with. Raises ConfigErrors."""
+    book = Book(directory)
     if book.exists:
         print(f"goes on with {book.path}; hydra.sweep.dir=<directory> would begin another", flush=True)
     try:
-        book.open(line.command, words, elements)
+        book.open(line.command, words_of(line), elements)
     except ValueError as error:
         raise ConfigErrors([Problem("hydra.sweep.dir", NO_VALUE, str(error))]) from None
+    except OSError as error:
+        reason = f"cannot be written to ({error.strerror or type(error).__name__})"
+        raise ConfigErrors([Problem("hydra.sweep.dir", directory, reason, "Choose another.")]) from None
     return book
 
 
@@ -121,17 +134,6 @@ def still_at_work(book: Book) -> list[str]:
     return [job for job in jobs if job in states]
 
 
-def one_cluster(configs: list[Any]) -> Any:
-    """The `cluster` that all elements share. Raises ConfigErrors: an array asks SLURM once for all."""
-    clusters = [config.cluster for config in configs]
-    if clusters[0].name == "slurm" and any(cluster != clusters[0] for cluster in clusters):
-        reason = "the elements of one array have the same resources"
-        raise ConfigErrors(
-            [Problem("cluster", NO_VALUE, reason, "Sweep over cluster.* in separate commands.")]
-        )
-    return clusters[0]
-
-
 def refuse_double_axes(elements: list[list[str]]) -> None:
     """An axis of `sweep=<name>` that the command line names again would multiply with itself."""
     for element in elements[:1]:
@@ -140,14 +142,3 @@ def refuse_double_axes(elements: list[list[str]]) -> None:
         if twice:
             reason = "swept twice, by the chosen option and by the command line"
             raise ConfigErrors([Problem(key, NO_VALUE, reason, "Leave one of them out.") for key in twice])
-
-
-def _request(line: CommandLine, cluster: Any, book: Book, sampled: bool) -> dict[str, Any]:
-    if cluster.name != "slurm":
-        return {}
-    from launchers.slurm.request import parameters
-
-    typed = [word.lstrip("+") for word in line.overrides if word.lstrip("+").startswith("hydra.launcher.")]
-    keys = frozenset(word.split("=")[0].split(".")[2] for word in typed)
-    wait = {"wait": cluster.wait or sampled, "poll_seconds": cluster.poll_seconds}
-    return {"request": {**parameters(cluster, book.path.name), **wait}, "typed": keys}

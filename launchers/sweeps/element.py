@@ -102,7 +102,7 @@ class Element:
         from launchers.sweeps.tell import tell_if_last
 
         os.environ[SWEEP_VAR] = str(self.sweep)
-        if any(word == "cluster" or word.startswith("cluster=slurm") for word in self.line.overrides):
+        if self.request:  # not where only Hydra's launcher was chosen: the run is then local to one node
             enter_task()
         site = current_site()
         if not site.leads:

@@ -42,11 +42,12 @@ def write_report(book: Book) -> Path:
     if shown:
         write_atomic(book.path / CURVES, curves_figure(shown, _curve_name(book, records)))
     ranked = [choice for choice in choices if choice.mean is not None]
-    if ranked and len(axes) > 0:
+    compared = bool(ranked and ranked[0].values)
+    if compared:
         rows = [(choice.values, choice.mean.value) for choice in ranked if choice.mean]
         write_atomic(book.path / PARALLEL, parallel_figure(rows, name))
     path = book.path / REPORT
-    write_atomic(path, _text(book, elements, records, choices, name, bool(shown), bool(ranked)))
+    write_atomic(path, _text(book, elements, records, choices, name, bool(shown), compared))
     return path
 
 

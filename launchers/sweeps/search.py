@@ -32,10 +32,11 @@ def search(words: Sequence[str], options: Mapping[str, Any], directory: str, lau
     """
     fixed, axes = split_axes(words)
     study = open_study(options, directory, axes)
-    batch = unfinished(study)
+    left = unfinished(study)
     while True:
         started = sum(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False))
         room = min(options["n_jobs"], trials_of(options, axes) - started)
+        batch, left = left[: options["n_jobs"]], left[options["n_jobs"] :]
         batch = batch or [study.ask(dict(axes)) for _ in range(room)]
         if not batch:
             return
@@ -48,7 +49,6 @@ def search(words: Sequence[str], options: Mapping[str, Any], directory: str, lau
             raise RuntimeError(
                 f"{failures} of {len(batch)} trials failed; hydra.sweeper.max_failure_rate allows fewer"
             )
-        batch = []
 
 
 def trials_of(options: Mapping[str, Any], axes: Mapping[str, Any]) -> int:
@@ -59,7 +59,7 @@ def trials_of(options: Mapping[str, Any], axes: Mapping[str, Any]) -> int:
 
 
 def unfinished(study: optuna.Study) -> list[optuna.Trial]:
-    """Trials that were at work when an earlier call was ended: one batch, which goes on first."""
+    """Trials that failed, or were at work when an earlier call was ended: they go on first."""
     import optuna
 
     left = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
@@ -134,14 +134,11 @@ def _sampler(options: Mapping[str, Any]) -> optuna.samplers.BaseSampler:
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, done: Any) -> bool:
-    """Tell what a trial reached; False when it failed."""
-    import optuna
-
+    """Tell what a trial reached; False when it failed. It then stays open: the next call runs it again."""
     value = done._return_value if done.status == JobStatus.COMPLETED else None
     if isinstance(value, int | float) and math.isfinite(value):
         study.tell(trial, float(value))
         return True
-    study.tell(trial, state=optuna.trial.TrialState.FAIL)
     return False
 
 

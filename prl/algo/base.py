@@ -45,12 +45,14 @@ class Services:
 
     `policy_scorer` is the live policy, `teacher` the frozen model that the settings name;
     `render_prefix` gives the tokens of one leading system message, without a generation prompt.
+    `longest`: tokens that whoever scores takes at most; None = not known.
     """
 
     env: str
     policy_scorer: Scorer | None = None
     teacher: Scorer | None = None
     render_prefix: Callable[[str], list[int]] | None = None
+    longest: int | None = None
 
 
 C = TypeVar("C", bound=AlgoConfig)
@@ -140,10 +142,11 @@ def build_algorithm(
     policy_scorer: Scorer | None = None,
     teacher: Scorer | None = None,
     render_prefix: Callable[[str], list[int]] | None = None,
+    longest: int | None = None,
 ) -> Algorithm[Any]:
     """The algorithm of one environment; `config.kwargs` become keyword arguments of its class.
 
     Raises ValueError for an unknown algorithm, wrong settings or a service that it needs and lacks.
     """
-    services = Services(env, policy_scorer, teacher, render_prefix)
+    services = Services(env, policy_scorer, teacher, render_prefix, longest)
     return algorithm_class(config)(config, services, **config.kwargs)

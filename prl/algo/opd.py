@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prl.algo.base import Algorithm, Services
-from prl.algo.reference import attach_reference
+from prl.algo.reference import attach_reference, fitting
 from prl.config.algo import OpdConfig
 from prl.records import Episode, Trace
 
@@ -22,7 +22,8 @@ class Opd(Algorithm[OpdConfig]):
         self.teacher = services.teacher
 
     async def score_episode(self, episode: Episode) -> None:
-        await attach_reference(episode.trainable_traces, self._score)
+        traces = fitting(episode.trainable_traces, self.services.longest)
+        await attach_reference(traces, self._score)
 
     async def _score(self, trace: Trace, branch: int, token_ids: list[int]) -> list[float]:
         return await self.teacher.score(token_ids)

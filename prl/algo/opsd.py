@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prl.algo.base import Algorithm, Services
-from prl.algo.reference import attach_reference
+from prl.algo.reference import attach_reference, fitting
 from prl.config.algo import OpsdConfig
 from prl.records import Episode, Trace
 
@@ -36,7 +36,8 @@ class Opsd(Algorithm[OpsdConfig]):
             values = await self.policy.score(prefix + token_ids, cache_salt=f"opsd-{trace.id}-{branch}")
             return values[len(prefix) :]
 
-        await attach_reference(episode.trainable_traces, score)
+        traces = fitting(episode.trainable_traces, self.services.longest, len(prefix))
+        await attach_reference(traces, score)
 
 
 def find_demonstration(episode: Episode, key: str) -> str:

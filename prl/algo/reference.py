@@ -6,7 +6,22 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from prl.records import Node, Trace
+from prl.records import Node, Trace, TraceError
+
+
+def fitting(traces: list[Trace], longest: int | None, prefix: int = 0) -> list[Trace]:
+    """The traces whose branches can be scored behind `prefix` tokens within `longest`.
+
+    The others fail as `TooLongToScore`: they are counted and left out, and the run goes on.
+    """
+    if longest is None:
+        return traces
+    for trace in traces:
+        size = prefix + max(sum(len(trace.nodes[i].token_ids) for i in branch) for branch in trace.branches)
+        if size > longest:
+            what = f"{size} tokens ({prefix} of them a prefix), {longest} can be scored"
+            trace.error = TraceError("TooLongToScore", what)
+    return [trace for trace in traces if trace.error is None]
 
 
 async def attach_reference(

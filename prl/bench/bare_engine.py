@@ -31,10 +31,11 @@ class BareEngine:
         low = compute_dtype(config.trainer, world.device) != torch.float32
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self._pairs = [(p, nn.Parameter(p.detach().float())) for p in trained] if low else []
-        masters = nn.ParameterList([master for _, master in self._pairs]) if low else self.model
-        self.optimizer = build_optimizer(config.optim, masters)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._add) for p, _ in self._pairs]
         self._masters = {id(p): master for p, master in self._pairs}
+        self.optimizer = build_optimizer(config.optim, self.model)
+        for group in self.optimizer.param_groups:
+            group["params"] = [self._masters.get(id(p), p) for p in group["params"]]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._add) for p, _ in self._pairs]
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, temperatures: Tensor, lengths: tuple[int, ...]

@@ -1,28 +1,35 @@
 """`prl bench inference`: an engine behind its server, beside the bare engine and HF generate, in one run.
 
 `python -m prl bench inference --engine embedded --model 1m --batch 1,8,64`. Words of the form key=value go to
-`prl inference` as they are.
+`prl inference` as they are. On CPUs the rounds of all are interleaved, so that other work on the machine
+slows them alike; CPU time per token stands beside the rates.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prl.bench.inference_bare import prompts_of
+import psutil
+
+from prl.bench.inference_bare import READY, prompts_of
 from prl.bench.inference_server import serving
 from prl.bench.inference_shapes import SHAPES, write_shape
 
-COLUMNS = ("who", "batch", "requests_per_second", "tokens_per_second", "first_token_seconds", "relative")
-HEADS = ("engine", "batch", "requests/s", "tokens/s", "first token s", "of bare")
+COLUMNS = ("who", "batch", "requests_per_second", "tokens_per_second", "first_token_seconds")
+COLUMNS += ("cpu_microseconds_per_token", "relative")
+HEADS = ("engine", "batch", "requests/s", "tokens/s", "first token s", "CPU us/token", "of bare")
+Rounds = list[dict[str, float]]
 REQUEST_SECONDS = 3600.0
 
 
@@ -32,11 +39,10 @@ def main(words: Sequence[str]) -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="prl-bench-") as scratch:
         model = write_shape(args.model, Path(scratch) / "model")
-        for batch in args.batch:
-            bare = _bare(args.engine, model, batch, args, args.python)
-            rows.append({"who": f"{args.engine}, bare", "batch": batch, **bare})
-            if args.engine == "embedded" and not args.no_hf:
-                rows.append({"who": "HF generate", "batch": batch, **_bare("hf", model, batch, args, None)})
+        if args.engine == "vllm":  # a GPU has no room for two engines
+            for batch in args.batch:
+                with _bare("vllm", model, batch, args, args.python) as ask:
+                    rows.append(_row("vllm, bare", batch, args, [ask() for _ in range(args.rounds)]))
         rows += _served(model, args, Path(scratch))
     for row in rows:
         bare = next(r for r in rows if r["batch"] == row["batch"])
@@ -70,26 +76,41 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+@contextlib.contextmanager
 def _bare(
     kind: str, model: Path, batch: int, args: argparse.Namespace, python: str | None
-) -> dict[str, float]:
-    """The engine in a process of its own, so that no measurement warms or crowds another."""
-    numbers = (batch, args.prompt, args.tokens, args.threads, args.rounds)
-    command = [
-        python or sys.executable,
-        "-m",
-        "prl.bench.inference_bare",
-        kind,
-        str(model),
-        *map(str, numbers),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{kind} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+) -> Iterator[Callable[[], dict[str, float]]]:
+    """The engine in a process of its own; what is yielded measures a round."""
+    numbers = map(str, (batch, args.prompt, args.tokens, args.threads))
+    words = [python or sys.executable, "-m", "prl.bench.inference_bare", kind, str(model), *numbers]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        lines = (line for line in process.stdout if line.startswith((READY, '{"first"')))
+
+        def answer() -> str:
+            if line := next(lines, ""):
+                return line
+            process.wait()
+            errors.seek(0)
+            raise RuntimeError(f"{kind} failed: {errors.read()[-2000:]}")
+
+        def ask() -> dict[str, float]:
+            print(file=process.stdin, flush=True)
+            return json.loads(answer())
+
+        try:
+            answer()
+            yield ask
+        finally:
+            process.stdin.close()
+            process.wait(60)
 
 
 def _served(model: Path, args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """Rows of the server, between rounds of the bare engines where they have room beside it."""
     context = args.prompt + args.tokens
     words = [f"inference={args.engine}", f"inference.max_model_len={context}"]
     words.append(f"inference.threads={args.threads}")
@@ -101,21 +122,48 @@ def _served(model: Path, args: argparse.Namespace, scratch: Path) -> list[dict[s
     vocab = json.loads((model / "config.json").read_text())["vocab_size"]
     rows = []
     with serving(model, [*words, *args.overrides], scratch) as url:
+        server = psutil.Process().children(recursive=True)
         for batch in args.batch:
             prompts = prompts_of(batch, args.prompt, vocab)
             asyncio.run(_load(url, prompts, 2))
-            first = min(asyncio.run(_load(url, prompts, 1)) for _ in range(args.rounds))
-            whole = min(asyncio.run(_load(url, prompts, args.tokens)) for _ in range(args.rounds))
-            rows.append(
-                {
-                    "who": f"{args.engine}, served",
-                    "batch": batch,
-                    "requests_per_second": batch / whole,
-                    "tokens_per_second": batch * args.tokens / whole,
-                    "first_token_seconds": first,
-                }
-            )
+            with contextlib.ExitStack() as stack:
+                asks: dict[str, Callable[[], dict[str, float]]] = {}
+                if args.engine == "embedded":
+                    kinds = {"embedded, bare": "embedded"} | ({} if args.no_hf else {"HF generate": "hf"})
+                    for who, kind in kinds.items():
+                        asks[who] = stack.enter_context(_bare(kind, model, batch, args, None))
+                asks[f"{args.engine}, served"] = partial(_round, url, prompts, args.tokens, server)
+                found: dict[str, Rounds] = {who: [] for who in asks}
+                for _ in range(args.rounds):
+                    for who, ask in asks.items():
+                        found[who].append(ask())
+            rows += [_row(who, batch, args, rounds) for who, rounds in found.items()]
     return rows
+
+
+def _row(who: str, batch: int, args: argparse.Namespace, rounds: Rounds) -> dict[str, Any]:
+    """The best of each measure over the rounds."""
+    best = {key: min(each[key] for each in rounds) for key in rounds[0]}
+    return {
+        "who": who,
+        "batch": batch,
+        "requests_per_second": batch / best["whole"],
+        "tokens_per_second": batch * args.tokens / best["whole"],
+        "first_token_seconds": best["first"],
+        "cpu_microseconds_per_token": 1e6 * best["cpu"] / (batch * args.tokens),
+    }
+
+
+def _round(url: str, prompts: list[list[int]], tokens: int, server: list[psutil.Process]) -> dict[str, float]:
+    first = asyncio.run(_load(url, prompts, 1))
+    busy = _cpu_seconds(server)
+    whole = asyncio.run(_load(url, prompts, tokens))
+    return {"first": first, "whole": whole, "cpu": _cpu_seconds(server) - busy}
+
+
+def _cpu_seconds(processes: list[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes if process.is_running()]
+    return sum(each.user + each.system for each in times)
 
 
 async def _load(url: str, prompts: list[list[int]], tokens: int) -> float:

@@ -1,23 +1,32 @@
-"""An engine without a server: `python -m prl.bench.inference_bare KIND MODEL BATCH PROMPT TOKENS …`.
+"""An engine without a server: `python -m prl.bench.inference_bare KIND MODEL BATCH PROMPT TOKENS THREADS`.
 
-Prints one JSON line with the best round's tokens per second and the time to the first token. Runs in a
-process of its own, under any interpreter that has the engine.
+Warms up, says so, and measures one round for each line that it reads: a JSON line with the
+seconds to the first tokens and to all, and the CPU seconds of the latter. Runs in a process of its own, under
+any interpreter that has the engine.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+READY = "ready"
 
 
 def main(words: list[str]) -> None:
     kind, model, *numbers = words
-    batch, prompt, tokens, threads, rounds = map(int, numbers)
-    run = {"embedded": embedded, "hf": hf_generate, "vllm": vllm}[kind]
-    print(json.dumps(run(Path(model), batch, prompt, tokens, threads, rounds)), flush=True)
+    batch, prompt, tokens, threads = map(int, numbers)
+    make = {"embedded": embedded, "hf": hf_generate, "vllm": vllm}[kind]
+    sample = make(Path(model), batch, prompt, tokens, threads)
+    sample(2)  # allocations and first-time work
+    print(READY, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(_round(sample, tokens)), flush=True)
 
 
 def prompts_of(batch: int, length: int, vocab: int) -> list[list[int]]:
@@ -25,9 +34,7 @@ def prompts_of(batch: int, length: int, vocab: int) -> list[list[int]]:
     return [[3 + (7 * row + column) % (vocab - 3) for column in range(length)] for row in range(batch)]
 
 
-def embedded(
-    model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds: int
-) -> dict[str, float]:
+def embedded(model: Path, batch: int, prompt: int, tokens: int, threads: int) -> Callable[[int], None]:
     """prl's own sampler, driven directly."""
     import torch
 
@@ -53,12 +60,10 @@ def embedded(
         while engine.busy:
             engine.step()
 
-    return _timed(sample, batch, tokens, rounds)
+    return sample
 
 
-def hf_generate(
-    model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds: int
-) -> dict[str, float]:
+def hf_generate(model: Path, batch: int, prompt: int, tokens: int, threads: int) -> Callable[[int], None]:
     """`generate` of transformers with its default cache, sampling at temperature 1."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -78,11 +83,18 @@ def hf_generate(
         with torch.inference_mode():
             policy.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
 
-    return _timed(sample, batch, tokens, rounds)
+    return sample
 
 
-def vllm(model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds: int) -> dict[str, float]:
-    """`vllm.LLM`, with the logprob of every sampled token, as training needs it."""
+def vllm(model: Path, batch: int, prompt: int, tokens: int, threads: int) -> Callable[[int], None]:
+    """`vllm.LLM` in the environment of its server, with the logprob of every sampled token."""
+    import torch
+
+    from prl.inference.vllm_server import CPU_ENVIRONMENT, ENVIRONMENT
+
+    for variables in (ENVIRONMENT, {} if torch.cuda.is_available() else CPU_ENVIRONMENT):
+        for key, value in variables.items():
+            os.environ.setdefault(key, value)  # vLLM reads them when it is imported
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
@@ -107,24 +119,17 @@ def vllm(model: Path, batch: int, prompt: int, tokens: int, threads: int, rounds
         )
         llm.generate(asked, params, use_tqdm=False)
 
-    return _timed(sample, batch, tokens, rounds)
+    return sample
 
 
-def _timed(sample: Any, batch: int, tokens: int, rounds: int) -> dict[str, float]:
-    sample(2)  # allocations and first-time work
-    first, whole = [], []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        sample(1)
-        first.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        sample(tokens)
-        whole.append(time.perf_counter() - started)
-    return {
-        "requests_per_second": batch / min(whole),
-        "tokens_per_second": batch * tokens / min(whole),
-        "first_token_seconds": min(first),
-    }
+def _round(sample: Callable[[int], None], tokens: int) -> dict[str, float]:
+    started = time.perf_counter()
+    sample(1)
+    first = time.perf_counter() - started
+    busy, started = time.process_time(), time.perf_counter()
+    sample(tokens)
+    whole = time.perf_counter() - started
+    return {"first": first, "whole": whole, "cpu": time.process_time() - busy}
 
 
 if __name__ == "__main__":

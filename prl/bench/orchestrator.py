@@ -29,10 +29,18 @@ from prl.config.load import dump_resolved
 from prl.run_dir import RunDir
 
 ENVS = {
-    "single": ["env=[reverse_text]"],
-    "multi": ["env=[word_guess]", "env.word_guess.taskset.num_tasks=1", "env.word_guess.agents.turns=4"],
+    "single": ["env=[reverse_text]", "env.reverse_text.timeout=3600"],
+    "multi": [
+        "env=[word_guess]",
+        "env.word_guess.taskset.num_tasks=1",
+        "env.word_guess.agents.turns=4",
+        "env.word_guess.timeout=3600",
+    ],
 }
-"""Turns -> overrides; the engine finds the one word of word_guess now and then, after 3 turns on average."""
+"""Turns -> overrides; the engine finds the one word of word_guess now and then, after 3 turns on average.
+
+One environment server is shared by all rollouts in flight, so on few cores the last of many takes long.
+"""
 
 GROUP, BATCH = 8, 64
 READY_SECONDS = 300.0

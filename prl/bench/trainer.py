@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prl.bench.ranks import run_groups
 from prl.bench.shapes import shape_names, write_shape
 from prl.bench.words import combinations, count, split_options, write_results
 from prl.config.compose import compose_job
@@ -51,6 +50,7 @@ Shapes: {", ".join(shape_names())}, or a model directory. Engines: {", ".join(EN
 Short for overrides: {", ".join(f"{key} ({path})" for key, path in ALIASES.items())}.
 Any other word is an override of `prl rl`: zero=3, optim=muon, zero.offload_optimizer=true.
 Values that a comma separates are measured one after the other, every combination of them.
+Several ranks are started here, each with rows of its own; ranks=1,2 also tells how well two scale.
 """
 
 
@@ -83,20 +83,25 @@ def main(words: Sequence[str]) -> int:
         cases = read_cases(rest)
         with tempfile.TemporaryDirectory() as scratch:
             configs = [job_config(case, Path(scratch)) for case in cases]
-            ranks = {config.cluster.train_ranks for config in configs}
-            if len(ranks) > 1:
-                raise ValueError("ranks=: one number of ranks at a time")
-            if len({config.trainer.sequence_parallel for config in configs}) > 1:
-                raise ValueError("sequence_parallel=: one number at a time")
-            if ranks != {1} and "RANK" not in os.environ:
-                return start_ranks(ranks.pop(), words)
-            results = run_cases(cases, configs, Path(scratch))
+            ranks = sorted({config.cluster.train_ranks for config in configs})
+            check_ranks(cases, configs, ranks)
+            if ranks != [1] and "RANK" not in os.environ:
+                return run_groups(rest, ranks, json_path)
+            run_cases(cases, configs, Path(scratch), json_path)
     except (ConfigErrors, ValueError) as error:
         print(f"bench trainer: {error}", file=sys.stderr)
         return 2
-    if int(os.environ.get("RANK", 0)) == 0:
-        write_results(json_path, results)
     return 0
+
+
+def check_ranks(cases: Sequence[Case], configs: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raises ValueError for what one command cannot measure together."""
+    if len({config.trainer.sequence_parallel for config in configs}) > 1:
+        raise ValueError("sequence_parallel=: one number at a time")
+    if max(ranks) > 1 and any(case.engine == "bare" for case in cases):
+        raise ValueError("engine=bare knows no other ranks; leave ranks= away or use engine=deepspeed")
+    if len(ranks) > 1 and "RANK" in os.environ:
+        raise ValueError("ranks=: one number of ranks, as this process is a rank of a group already")
 
 
 def read_cases(words: Sequence[str]) -> list[Case]:
@@ -123,22 +128,10 @@ def job_config(case: Case, scratch: Path) -> Any:
     return compose_job("rl", lines)
 
 
-def start_ranks(ranks: int, words: Sequence[str]) -> int:
-    """This command once for each rank, told so by the usual variables; the worst exit code."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [sys.executable, "-m", "prl", "bench", "trainer", *words]
-    processes = [
-        subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(ranks)
-    ]
-    return max((abs(process.wait()) for process in processes), default=0)
-
-
-def run_cases(cases: Sequence[Case], configs: Sequence[Any], scratch: Path) -> list[dict[str, Any]]:
-    """Measure all cases in this process, one line of the table as each is done."""
+def run_cases(
+    cases: Sequence[Case], configs: Sequence[Any], scratch: Path, json_path: Path | None
+) -> list[dict[str, Any]]:
+    """Measure all cases in this process; each is in the table and in the file as soon as it is done."""
     import torch
 
     from prl.trainer import distributed
@@ -155,17 +148,23 @@ def run_cases(cases: Sequence[Case], configs: Sequence[Any], scratch: Path) -> l
         results.append(result)
         if world.rank == 0:
             print("\n".join(([] if number else header(result)) + [line(case, result)]), flush=True)
+            write_results(json_path, results)
     distributed.leave(world)
     return results
 
 
 def tried(measure: Callable[..., dict[str, Any]], case: Any, config: Any, world: Any) -> dict[str, Any]:
-    """What `measure` finds, or that memory was short; the device is left empty for the next case."""
+    """What `measure` finds, or that memory was short; the device is left empty for the next case.
+
+    Several ranks end with the error: one that is out of memory leaves the others waiting in a collective.
+    """
     import torch
 
     try:
         found = measure(case, config, world)
     except torch.OutOfMemoryError:
+        if world.size > 1:
+            raise
         found = {"error": "out of memory"}
     gc.collect()
     torch._dynamo.reset()
@@ -235,7 +234,7 @@ def _synchronize(device: Any) -> None:
 def device_name(device: Any) -> str:
     import torch
 
-    return torch.cuda.getdevice_name(device) if device.type == "cuda" else "CPU"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 COLUMNS = (

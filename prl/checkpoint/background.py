@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -26,7 +27,8 @@ class BackgroundSaver:
         self.wait()
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint")
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self._thread = threading.Thread(target=self._run, args=(work, device), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -42,8 +44,10 @@ class BackgroundSaver:
             error, self._error = self._error, None
             raise RuntimeError(f"a checkpoint could not be saved: {error}") from error
 
-    def _run(self, work: Callable[[Any], None]) -> None:
+    def _run(self, work: Callable[[Any], None], device: int | None) -> None:
         try:
+            if device is not None:  # a thread begins on the first GPU, whichever its process has
+                torch.cuda.set_device(device)
             work(self._group)
         except BaseException as error:
             self._error = error

@@ -35,6 +35,7 @@ from prl.config.schema import ExportConfig
 from prl.sync.weight_files import ADAPTER_CONFIG, ADAPTER_FILE
 from prl.tracking.mlflow_models import note_export
 from prl.tracking.terminal import track
+from prl.trainer.lora import TIED, peft_config
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def export(
     trainer = step_dir / "trainer"
     reader, adapter = CheckpointReader(trainer), saved_adapter(trainer)
     if adapter and not merge:
-        num_files, num_bytes = _write_adapter(AdapterWeights(reader), adapter, temporary, dtype, model_source)
+        alone = AdapterWeights(reader, adapter.get(TIED))
+        num_files, num_bytes = _write_adapter(alone, adapter, temporary, dtype, model_source)
     else:
         copy_model_files(model_source, temporary, dtype, num_layers)
         config = json.loads((model_source / "config.json").read_text())
@@ -150,7 +152,7 @@ def _write_adapter(
 ) -> tuple[int, int]:
     tensors = source.read(dict.fromkeys(source.specs, dtype))
     _save(tensors, out / ADAPTER_FILE)
-    config = adapter | {"base_model_name_or_path": str(model_source)}
+    config = peft_config(adapter) | {"base_model_name_or_path": str(model_source)}
     (out / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     return 1, sum(tensor.nbytes for tensor in tensors.values())
 

@@ -47,12 +47,12 @@ def load_trainer(engine: Any, path: Path, ckpt: CkptConfig) -> dict[str, Any]:
 
 def check_adapter(path: Path, now: Mapping[str, Any] | None, saved: Mapping[str, Any] | None) -> None:
     """Raises ValueError if only one side has adapters, or those of another shape or scale."""
-    keys = ("r", "lora_alpha", "target_modules")
-    ours, theirs = ({key: a[key] for key in keys} if a else None for a in (now, saved))
+    keys = ("r", "lora_alpha", "target_modules", "modules_to_save")
+    ours, theirs = ({key: a.get(key) for key in keys} if a else None for a in (now, saved))
     if ours != theirs:
         raise ValueError(
             f"{path} was saved with {_adapter_title(theirs)}, the run has {_adapter_title(ours)}: "
-            "resume with the same lora.rank, lora.alpha and lora.targets"
+            "resume with the same lora.rank, lora.alpha, lora.targets and lora.modules_to_save"
         )
 
 
@@ -60,7 +60,9 @@ def _adapter_title(adapter: Mapping[str, Any] | None) -> str:
     if adapter is None:
         return "no adapters (lora=none)"
     targets = ",".join(adapter["target_modules"])
-    return f"adapters of rank {adapter['r']}, alpha {adapter['lora_alpha']:g} on {targets}"
+    whole = ",".join(adapter["modules_to_save"] or [])
+    beside = f" and all of {whole}" if whole else ""
+    return f"adapters of rank {adapter['r']}, alpha {adapter['lora_alpha']:g} on {targets}{beside}"
 
 
 def check_model(path: Path, targets: Mapping[str, Tensor], reader: CheckpointReader) -> None:

@@ -24,6 +24,10 @@ def resolve_resume(value: str | None, checkpoints: Path) -> Path | None:
     if value is None:
         return None
     if value == "latest":
+        if not complete_steps(checkpoints):
+            there = _what_there_is(checkpoints)
+            remedy = "Leave run.resume out to start; run.clean=true replaces a run that is there."
+            raise ValueError(f"run.resume = latest: no complete checkpoint, {there}. {remedy}")
         return latest(checkpoints)
     if value.isdecimal():
         return at_step(checkpoints, int(value))

@@ -74,6 +74,15 @@ def write_snapshot(snapshot: Snapshot, path: Path, group: Any = None) -> None:
     dist.barrier(group)
 
 
+def file_weights(engine: Any) -> dict[str, Tensor]:
+    """`model.<name in a model's files>` -> what this rank holds of it, frozen or not; no adapters."""
+    found: dict[str, Tensor] = {}
+    for part in partitions(engine):
+        found |= part.fragments(part.flat)
+    found |= untrained(engine, trained=set(found))
+    return {f"model.{n.replace('.base_layer.', '.')}": t for n, t in found.items() if ".lora_" not in n}
+
+
 def weights(engine: Any, parts: list[Partition]) -> dict[str, Tensor]:
     """`model.<parameter or buffer>` -> what this rank holds of it. Tied weights appear once.
 

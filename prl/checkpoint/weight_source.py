@@ -17,6 +17,7 @@ from prl.checkpoint.experts import is_stacked
 from prl.checkpoint.fragments import ZeroFragment
 from prl.checkpoint.reader import CheckpointReader
 from prl.sync.weight_files import DTYPES, WeightFiles
+from prl.trainer.lora import PEFT_PREFIX, merge
 
 PREFIX = "model."
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -78,11 +79,15 @@ class CheckpointWeights:
 
 
 class AdapterWeights:
-    """The adapters of a checkpoint under PEFT's names."""
+    """The adapters of a checkpoint, and the modules trained in full beside them, under PEFT's names.
 
-    def __init__(self, reader: CheckpointReader) -> None:
+    `tied`: second name -> first name of weights that the model has twice; PEFT's files hold them twice.
+    """
+
+    def __init__(self, reader: CheckpointReader, tied: Mapping[str, str] | None = None) -> None:
         self._reader = reader
-        self._stored = {adapter_file_name(n): n for n in reader.tensors if adapter_file_name(n)}
+        self._stored = {adapter_file_name(n): n for n in reader.tensors if n.startswith(PREFIX)}
+        self._stored |= {f"{PEFT_PREFIX}{again}": PREFIX + first for again, first in (tied or {}).items()}
         self.specs = {
             name: Spec(tuple(reader.tensors[stored].size), reader.tensors[stored].properties.dtype)
             for name, stored in self._stored.items()
@@ -90,14 +95,27 @@ class AdapterWeights:
 
     def read(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         found = {name: torch.empty(self.specs[name].shape, dtype=dtype) for name, dtype in dtypes.items()}
-        self._reader.read_into({self._stored[name]: tensor for name, tensor in found.items()})
+        once = {self._stored[name]: tensor for name, tensor in found.items()}
+        self._reader.read_into(once)
+        for name, tensor in found.items():
+            if (first := once[self._stored[name]]) is not tensor:
+                tensor.copy_(first)
         return found
+
+    def whole(self) -> dict[str, str]:
+        """Name in the model's files -> PEFT's, of the weights that are trained in full."""
+        return {
+            stored.removeprefix(PREFIX): name
+            for name, stored in self._stored.items()
+            if not _is_low_rank(stored)
+        }
 
 
 class MergedWeights:
-    """The weights of model directory `base` with the adapters of a checkpoint added to their layers.
+    """The weights of model directory `base` with the adapters of a checkpoint added to their layers, and the
+    modules that were trained in full in place of its own.
 
-    Raises ValueError if the directory lacks a layer that was adapted, or holds no weights.
+    Raises ValueError if the directory lacks a layer that was trained, or holds no weights.
     """
 
     def __init__(
@@ -116,20 +134,21 @@ class MergedWeights:
             if _is_kept(name, num_layers) and not (tied and name == "lm_head.weight"):
                 dtype = spec.dtype if isinstance(spec.dtype, torch.dtype) else DTYPES["F32"]
                 self.specs[name] = Spec(spec.shape, dtype)
-        targets = {_adapted_weight(name) for name in adapters.specs}
-        if absent := sorted(targets - self.specs.keys()):
+        self._whole = adapters.whole()
+        adapted = adapters.specs.keys() - self._whole.values()
+        self._targets = {_adapted_weight(name) for name in adapted}
+        if absent := sorted((self._targets | self._whole.keys()) - self.specs.keys()):
             raise ValueError(f"{base} has no {absent[0]}, which was adapted: it is another model")
-        self._targets = targets
 
     def read(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-        from prl.trainer.lora import PEFT_PREFIX, merge
-
         found = _read_files(self._files, dtypes)
         for name in self._targets & found.keys():
             layer = f"{PEFT_PREFIX}{name.removesuffix('.weight')}"
             names = [f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"]
             a, b = self._adapters.read(dict.fromkeys(names, torch.float32)).values()
             found[name] = merge(found[name].float(), a, b, self._scaling)
+        for name in self._whole.keys() & found.keys():
+            (found[name],) = self._adapters.read({self._whole[name]: torch.float32}).values()
         return {name: tensor.to(dtypes[name]) for name, tensor in found.items()}
 
 
@@ -141,16 +160,18 @@ def _read_files(files: WeightFiles, names: Iterable[str]) -> dict[str, Tensor]:
     return found
 
 
-def adapter_file_name(stored: str) -> str | None:
-    """PEFT's name of a stored tensor, None if it is no adapter's."""
+def adapter_file_name(stored: str) -> str:
+    """PEFT's name of the stored tensor `model.<parameter>`."""
     name = stored.removeprefix(PREFIX)
-    if not stored.startswith(PREFIX) or not any(f".{part}." in name for part in ("lora_A", "lora_B")):
-        return None
-    return f"base_model.model.{name.replace('.default.weight', '.weight')}"
+    return PEFT_PREFIX + (name.replace(".default.weight", ".weight") if _is_low_rank(stored) else name)
+
+
+def _is_low_rank(stored: str) -> bool:
+    return ".lora_A." in stored or ".lora_B." in stored
 
 
 def _adapted_weight(peft_name: str) -> str:
-    return f"{peft_name.removeprefix('base_model.model.').rsplit('.', 2)[0]}.weight"
+    return f"{peft_name.removeprefix(PEFT_PREFIX).rsplit('.', 2)[0]}.weight"
 
 
 def _is_kept(name: str, num_layers: int | None) -> bool:

@@ -32,7 +32,11 @@ def check(command: str, config: Any) -> list[Problem]:
 
 
 def export_has_a_source(config: ExportConfig) -> Iterator[Problem]:
-    if not Path(config.run).expanduser().is_dir():
+    for path in ("run", "out"):
+        value = getattr(config, path)
+        if value is not None and not value.strip():
+            yield Problem(path, value, "a directory is needed", "The current one is `.`.")
+    if config.run.strip() and not Path(config.run).expanduser().is_dir():
         yield Problem(
             "run", config.run, "no such directory", "Give a run directory, e.g. run=outputs/<run.name>."
         )
@@ -58,6 +62,8 @@ TRAINING_RULES: list[Rule] = [
 RULES: dict[str, list[Rule]] = {
     "rl": [
         rl.environments_are_named,
+        rules_eval.tasksets_are_installed,
+        rules_eval.selections_are_readable,
         rl.batches_hold_whole_groups,
         rl.groups_fit_in_flight,
         rl.bounds_in_flight_are_ordered,
@@ -79,13 +85,14 @@ RULES: dict[str, list[Rule]] = {
         rules_serving.broadcasts_reach_the_engines,
         *TRAINING_RULES,
     ],
-    "sft": [*rules_sft.RULES, *rules_online_eval.RULES, *TRAINING_RULES],
+    "sft": [*rules_sft.RULES, rules_eval.selections_are_readable, *rules_online_eval.RULES, *TRAINING_RULES],
     "eval": [*rules_eval.RULES, names_are_free, *rules_serving.RULES, sampling.extra_keys_have_no_field],
     "export": [export_has_a_source],
     "inference": [
         training.model_is_there,
         names_are_free,
         rules_serving.server_has_a_model,
+        rules_monitor.log_levels_are_of_processes,
         *rules_serving.RULES,
     ],
 }

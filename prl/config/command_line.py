@@ -23,6 +23,9 @@ SHORT = {
     "-sc": "--shell-completion",
 }
 
+SWITCHES = ("--help", "--version", "--dry-run", "--multirun", "--resolve", "--hydra-help")
+"""Flags that stand alone."""
+
 INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
@@ -44,34 +47,65 @@ class CommandLine:
         return "--multirun" in self.flags or any(word.startswith("sweep=") for word in self.overrides)
 
 
-def parse(words: Sequence[str], commands: Sequence[str]) -> CommandLine:
-    """Sort `words`. Raises ConfigErrors for unknown flags and commands, all at once."""
+def parse(words: Sequence[str], commands: Sequence[str], tools: Sequence[str] = ()) -> CommandLine:
+    """Sort `words`. Raises ConfigErrors for unknown flags and commands, all at once.
+
+    `tools` are names of one or two words that are no commands of a job, for the remedy.
+    """
     line, problems = CommandLine(), []
     rest = list(words)
     if rest and _is_command(rest[0]):
         line.command, line.named = rest.pop(0), True
         if line.command not in commands:
-            problems.append(
-                Problem("command", line.command, "no such command", suggest(line.command, commands))
-            )
+            problems.append(_no_command(line.command, rest, commands, tools))
+            rest = [word for word in rest if word.startswith("-")] if _is_spaced(line.command, rest) else rest
     while rest:
         word = rest.pop(0)
         name, _, attached = word.partition("=")
         flag = SHORT.get(name, name)
-        if not word.startswith("-"):
+        if word in commands:
+            remedy = f"Write prl {word} ..., flags and overrides after it."
+            problems.append(
+                Problem(word, NO_VALUE, "the command is the first word, and there is one", remedy)
+            )
+        elif not word.startswith("-"):
             line.overrides.append(word)
         elif flag not in HYDRA_FLAGS and flag not in OWN_FLAGS:
             problems.append(
                 Problem(name, NO_VALUE, "no such flag", suggest(name, [*OWN_FLAGS, *HYDRA_FLAGS]))
             )
         elif not _take(line, flag, attached, rest):
-            problems.append(Problem(flag, NO_VALUE, "a value must follow"))
+            fault = "it takes no value" if flag in SWITCHES else "a value must follow"
+            problems.append(Problem(flag, attached or NO_VALUE, fault))
+    if "--dry-run" in line.flags:
+        line.overrides.append("dry_run=true")  # last: a flag that promises to start nothing wins
     if len(line.config_dirs) > 1:
         remedy = "Add the others by hydra.searchpath=[file:///...]."
         problems.append(Problem("--config-dir", NO_VALUE, "given more than once", remedy))
     if problems:
         raise ConfigErrors(problems)
     return line
+
+
+def _is_spaced(word: str, rest: list[str]) -> bool:
+    """Whether `key = value`, `key value` or `key: value` was written for `key=value`."""
+    return bool(rest) and ("." in word or rest[0] == "=" or word.endswith(":"))
+
+
+def _no_command(word: str, rest: list[str], commands: Sequence[str], tools: Sequence[str]) -> Problem:
+    if _is_spaced(word, rest):
+        value = next((part for part in rest if part != "="), "...")
+        remedy = f"Write {word.rstrip(':')}={value}, without spaces."
+        return Problem(word, NO_VALUE, "neither a command nor of the form key=value", remedy)
+    second = [tool.partition(" ")[2] for tool in tools if tool.startswith(f"{word} ")]
+    if second:
+        return Problem(
+            word,
+            rest[0] if rest else NO_VALUE,
+            "a second word is needed",
+            suggest(rest[0] if rest else "", second),
+        )
+    return Problem("command", word, "no such command", suggest(word, [*commands, *tools]))
 
 
 def _is_command(word: str) -> bool:
@@ -91,8 +125,8 @@ def _take(line: CommandLine, flag: str, attached: str, rest: list[str]) -> bool:
         line.config_dirs.append(value)
     elif flag == "--config-name":
         line.config_name = value.removesuffix(".yaml")
-    elif flag == "--dry-run":
-        line.overrides.append("dry_run=true")
+    elif flag in SWITCHES and attached:
+        return False
     elif flag in OWN_FLAGS:
         line.flags.add(flag)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from launchers.sweep import find_plugins
 from prl.config import checks, identity
@@ -20,6 +22,7 @@ from prl.config.errors import NO_VALUE, ConfigErrors, Problem, shell_word, sugge
 from prl.config.load import build
 from prl.config.overrides import OverrideReader, Settled
 from prl.config.schema import JOBS
+from prl.config.search_path import check_directory, judge_search_path, other_command
 from prl.config.store import conf_dir, register_schemas
 from prl.config.validate import Validator
 
@@ -106,8 +109,9 @@ class Options:
         settled.problems[:0] = self.problems
         try:
             config = choose(self.reader.loader, self.config_name, settled.first_choices)
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            settled.problems.append(_composition_problem(error))
+        except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
+            if not (isinstance(error, UnicodeDecodeError) and self.problems):  # these name the file
+                settled.problems.append(_composition_problem(error))
             return settled, None
         self.set_keys(settled, config)
         return settled, config
@@ -167,7 +171,12 @@ def open_options(
     register_schemas()
     find_plugins()
     directories = [Path(directory).expanduser().resolve() for directory in config_dirs]
-    problems = [problem for directory in directories for problem in _check_directory(directory)]
+    problems = [problem for directory in directories for problem in check_directory(directory)]
+    problems += other_command(command, config_name, list(JOBS))
+    overrides, unusable = judge_search_path(overrides)
+    problems += unusable
+    if any(problem.path == "--config-name" for problem in problems):
+        raise ConfigErrors(problems)
     outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # a sweep is running around us
     try:
         with initialize_config_dir(str(conf_dir()), job_name="prl", version_base="1.3"):
@@ -210,20 +219,6 @@ def _adds_environment(override: Override) -> bool:
     return added and _environment_of(override.key_or_group) is not None
 
 
-def _check_directory(directory: Path) -> list[Problem]:
-    """A directory of the user's options must exist and cannot replace options that prl ships."""
-    if not directory.is_dir():
-        return [Problem("--config-dir", directory, "no such directory")]
-    ours = conf_dir()
-    hidden = [path.relative_to(ours) for path in sorted(ours.rglob("*.yaml"))]
-    reason = "prl ships an option of this name, so this file would be ignored"
-    return [
-        Problem("--config-dir", directory / path, reason, "Give it another name.")
-        for path in hidden
-        if directory != ours and (directory / path).is_file()
-    ]
-
-
 def _beyond(bad_groups: set[str], problems: list[Problem]) -> list[Problem]:
     """Problems that do not merely follow from an option that does not exist."""
     return [problem for problem in problems if problem.path.split(".")[0] not in bad_groups]
@@ -235,8 +230,35 @@ def _follows(verdict: Problem, bad: set[str]) -> bool:
     return any(other == path or other.startswith(f"{path}.") for path in paths for other in bad)
 
 
+_FAMILIAR = (
+    (
+        re.compile(r"Could not delete '([\w/@.]+)(?:=[^']*)?'\. No match"),
+        "it is not chosen, so it cannot be removed",
+        "",
+    ),
+    (
+        re.compile(r"Multiple values for ([\w/@.]+)\. To override a value use 'override [\w/@.]+: (\w+)'"),
+        "chosen twice",
+        r"Write \1=\2 on the command line, `override /\1: \2` in a file.",
+    ),
+    (re.compile(r"Could not override '(hydra[\w.]*)'"), "Hydra has no such key", ""),
+)
+"""What Hydra says of a defaults list -> (reason, remedy)."""
+
+
+def _unreadable_file(error: YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    where = f"{mark.name}, line {mark.line + 1}" if mark else "an option's file"
+    return Problem(where, NO_VALUE, f"not YAML: {getattr(error, 'problem', None) or error}")
+
+
 def _composition_problem(error: Exception) -> Problem:
     """What Hydra or OmegaConf refused, without their inner terms."""
+    for told in _FAMILIAR:
+        if (match := told[0].search(str(error))) is not None:
+            return Problem(match[1], NO_VALUE, told[1], match.expand(told[2]))
+    if isinstance(error, YAMLError):
+        return _unreadable_file(error)
     cause = error.__cause__ or error
     if str(error):
         cause = error

@@ -12,10 +12,13 @@ from typing import Any
 
 from prl.config.command_line import CommandLine
 from prl.config.compose import check_tree, compose_job, open_options, plain
-from prl.config.errors import NO_VALUE, ConfigErrors, Problem
+from prl.config.errors import NO_VALUE, ConfigErrors, Problem, suggest
 from prl.config.overrides import quoted
 from prl.config.store import conf_dir
 from prl.config.sweep_elements import elements
+
+SHOWN = ("job", "hydra", "all")
+"""What `--cfg` shows."""
 
 Job = Callable[[Any, Sequence[str]], int]
 """(config, words of its command line) -> exit code."""
@@ -24,12 +27,23 @@ Job = Callable[[Any, Sequence[str]], int]
 def show(line: CommandLine) -> int:
     """Serve `--cfg`, `--info` and Hydra's other flags. Raises ConfigErrors."""
     flags = line.hydra_flags
+    _refuse_misused(flags)
     if "--cfg" in flags and flags[flags.index("--cfg") + 1] == "job" and "--info" not in flags:
         return _show_job(line, "--resolve" in flags)
     if {"--cfg", "--info"} & set(flags):
         compose_job(line.command, line.overrides, line.config_dirs, line.config_name)
     run_hydra(line, lambda _: None, flags)
     return 0
+
+
+def _refuse_misused(flags: list[str]) -> None:
+    """What Hydra's own reader of flags would end the process for."""
+    what = flags[flags.index("--cfg") + 1] if "--cfg" in flags else None
+    if what not in (None, *SHOWN):
+        raise ConfigErrors([Problem("--cfg", what, "nothing that can be shown", suggest(str(what), SHOWN))])
+    for flag in ("--resolve", "--package"):
+        if flag in flags and what is None:
+            raise ConfigErrors([Problem(flag, NO_VALUE, "goes with --cfg", f"Write --cfg job {flag}.")])
 
 
 def _show_job(line: CommandLine, resolve: bool) -> int:
@@ -89,9 +103,10 @@ def _check_elements(line: CommandLine) -> tuple[list[Any], list[list[str]]]:
     if line.command == "export":
         raise ConfigErrors([Problem("--multirun", NO_VALUE, "there is nothing to sweep in an export")])
     with open_options(line.command, line.overrides, line.config_dirs, line.config_name) as options:
-        found = elements(options)
+        found, problems = elements(options)
+    if not found and not problems:
+        problems.append(Problem("--multirun", NO_VALUE, "no option matches, so there is nothing to run"))
     configs: list[Any] = []
-    problems: list[Problem] = []
     for element in found:
         try:
             configs.append(compose_element(line, element))

@@ -32,5 +32,5 @@ def audience(directories: Iterable[Path], group: str, name: str) -> str | None:
     for directory in directories:
         path = directory / group / f"{name}.yaml"
         if path.is_file():
-            return split_audience(headline(path.read_text()))[0]
+            return split_audience(headline(path.read_text(encoding="utf-8", errors="replace")))[0]
     return None

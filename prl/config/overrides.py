@@ -13,23 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prl.config.choices import OPTIONAL_GROUPS, ignored_by_prl, misplaced, unfit_list
 from prl.config.errors import NO_VALUE, Problem, nearest, shell_word, suggest
 from prl.config.options import audience
+from prl.config.schema import GROUPS
 
 if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import IConfigRepository
     from hydra.core.override_parser.types import Override
 
-EVAL_CHOICE = re.compile(r"\+{0,2}eval\.env=\[([\w\s,-]*)\]")
+EVAL_CHOICE = re.compile(r"\+{0,2}eval\.env=(?!null$)\[?([\w\s,-]*)\]?")
 
 ENV_CHOICE = re.compile(r"\+{0,2}env\.([\w-]+)\.(algo|curriculum)=([\w,-]+)")
 
 SWEPT = "hydra.sweeper.params"
 SWEPT_REMEDY = "Write the values as words (seed=1,2), or put the table into an option of `sweep/`."
 
-OPTIONAL_GROUPS = ("experiment", "debug", "sweep")
-"""Groups of which a run may have none."""
+SEVERAL_WORDS = re.compile(r"[\s;]+[\w.@+~/]+=")
+"""Another `key=value` within a value: words that were quoted as one."""
 
 
 @dataclass
@@ -100,7 +102,7 @@ class OverrideReader:
         settled = Settled()
         for word in [part for typed in words for part in self._spelled_out(typed)]:
             try:
-                override = self.parser.parse_override(word)
+                (override,) = self.parser.parse_overrides([word])  # a glob needs what this adds to it
             except HydraException as error:
                 settled.problems.append(self._unreadable(word, str(error)))
                 continue
@@ -109,10 +111,15 @@ class OverrideReader:
                     Problem(SWEPT, NO_VALUE, "Hydra takes it from a file only", SWEPT_REMEDY)
                 )
             elif override.is_hydra_override():
-                settled.choose(word)
+                fault = ignored_by_prl(override.key_or_group, word.partition("=")[2])
+                settled.problems.append(fault) if fault else settled.choose(word)
             elif override.is_sweep_override() and not sweeps:
                 settled.problems.append(_several_values(override))
-            elif not isinstance(override._value, dict) and self.options(override.key_or_group):
+            elif (
+                override.key_or_group
+                and not isinstance(override._value, dict)
+                and self.options(override.key_or_group)
+            ):
                 self._settle_choice(override, settled)
             else:
                 self._settle_value(override, settled)
@@ -131,10 +138,15 @@ class OverrideReader:
         if match is None or not self.options("env"):
             return [word]
         names = [name.strip() for name in match[1].split(",") if name.strip()]
+        if len(set(names)) < len(names):
+            return [word]
         return [f"+env@eval.env.{name}={name}" for name in names]
 
     def _settle_value(self, override: Override, settled: Settled) -> None:
         key, word = override.key_or_group, override.input_line or ""
+        if (fault := self._not_a_value(override)) is not None:
+            settled.problems.append(fault)
+            return
         if override.package is not None:
             groups = set(self.loader.list_groups("")) - {"hydra", "schema", "recipe"}
             settled.problems.append(Problem(key, NO_VALUE, "no such group", suggest(key, groups)))
@@ -148,8 +160,26 @@ class OverrideReader:
         if isinstance(override.value(), bool | int | float):
             settled.as_typed[key] = word.split("=", 1)[1].strip()
 
+    def _not_a_value(self, override: Override) -> Problem | None:
+        """A key whose value only a choice can change."""
+        key, value = override.key_or_group, override.value()
+        group, _, last = key.rpartition(".")
+        if not key:
+            return Problem(override.input_line or "", NO_VALUE, "a key is needed before `=`")
+        if last == "name" and isinstance(value, str) and group in GROUPS and value in self.options(group):
+            return Problem(key, value, "an option is chosen as a whole", f"Write {group}={value}.")
+        if key == "eval.env" and isinstance(value, list):
+            return unfit_list("eval.env", [str(name) for name in value])
+        return None
+
     def _settle_choice(self, override: Override, settled: Settled) -> None:
         group = override.key_or_group
+        if (fault := misplaced(self.command, override)) is not None:
+            settled.problems.append(fault)
+            return
+        if override.is_delete() and group == "env":
+            settled.problems.append(_no_choice(group, self.options(group)))
+            return
         if override.is_delete():
             settled.choose(override.input_line or "")
             return
@@ -173,6 +203,9 @@ class OverrideReader:
     def _names(self, group: str, value: Any, settled: Settled) -> str:
         """One choice in Hydra's grammar: a name or a list of names (`zero=1` chooses the name "1")."""
         several = isinstance(value, list)
+        if several and (fault := unfit_list(group, [_text(name) for name in value])) is not None:
+            settled.problems.append(fault)
+            return ""
         names = [self._option(group, _text(name), settled) for name in (value if several else [value])]
         text = ",".join(_plain(name) for name in names if name is not None)
         return f"[{text}]" if several else text
@@ -198,6 +231,9 @@ class OverrideReader:
         if "=" not in word:
             return Problem(word, NO_VALUE, "not of the form key=value")
         key, value = word.split("=", 1)
+        if SEVERAL_WORDS.search(value):
+            reason = "several words in one"
+            return Problem(word, NO_VALUE, reason, f"Write {' '.join(re.split(r'[ ;]+', word))}.")
         word_quoted = f"{key}={quoted(value)}"
         try:
             readable = self.parser.parse_override(word_quoted).value() == value

@@ -8,6 +8,7 @@ from typing import Any
 
 from prl.config.cluster import SlurmConfig, minutes_of
 from prl.config.errors import Problem
+from prl.inference.roles import replicas
 
 OWN_PARAMETERS = {
     "array": "the sweep",
@@ -106,7 +107,7 @@ def extra_parameters_are_free(config: Any) -> Iterator[Problem]:
         elif value is None or value is False:
             yield Problem(f"cluster.extra.{key}", value, "sbatch has no such value", "Leave it out.")
     for index, argument in enumerate(config.cluster.srun_args):
-        if re.match(r"--(kill-on-bad-exit|output|error|ntasks)\b", argument):
+        if re.match(r"--(kill-on-bad-exit|wait|output|error|ntasks|open-mode)\b", argument):
             yield Problem(f"cluster.srun_args[{index}]", argument, "set by prl", "Remove it.")
 
 
@@ -121,6 +122,11 @@ def nodes_have_work(command: str) -> Any:
         if cluster.infer_nodes and idle:
             reason = "this command starts no engines on nodes of their own"
             yield Problem("cluster.infer_nodes", cluster.infer_nodes, reason, "Set cluster.infer_nodes=0.")
+        elif cluster.infer_nodes > (engines := replicas(config) if cluster.infer_nodes else 0):
+            reason = f"only {engines} engine{'s' * (engines != 1)} to place on them"
+            remedy = "Raise cluster.infer_gpus, or inference.replicas where there are no GPUs."
+            involves = ("cluster.infer_gpus", "inference.replicas")
+            yield Problem("cluster.infer_nodes", cluster.infer_nodes, reason, remedy, involves)
         if cluster.train_nodes > 1 and command in ONE_NODE:
             reason = f"`prl {command}` runs on one node"
             yield Problem("cluster.train_nodes", cluster.train_nodes, reason, "Set cluster.train_nodes=1.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from prl.config import rules_monitor, rules_rl, rules_training
 from prl.config.errors import Problem, suggest
-from prl.config.schema import EvalConfig
+from prl.config.schema import EvalConfig, RlConfig
 from prl.config.serving import ExternalConfig
 
 FINAL = "final"
@@ -21,8 +21,11 @@ def is_external(config: EvalConfig) -> bool:
     return isinstance(config.inference, ExternalConfig)
 
 
-def tasksets_are_installed(config: EvalConfig) -> Iterator[Problem]:
-    """Looks for modules without importing them: verifiers alone takes seconds."""
+def tasksets_are_installed(config: RlConfig | EvalConfig) -> Iterator[Problem]:
+    """Looks for modules without importing them: verifiers alone takes seconds.
+
+    In `prl rl` it is a warning: an environment's server may find it by its own `env_vars`.
+    """
     for name, env in config.env.items():
         taskset = env.id or name
         module = taskset_module(taskset)
@@ -32,7 +35,9 @@ def tasksets_are_installed(config: EvalConfig) -> Iterator[Problem]:
         shipped = shipped.replace("valid:", "prl ships").replace("Valid:", "prl ships")
         where = f"looked for the module {module!r} in prl, in verifiers and on the path"
         reason = f"no such environment or taskset: {where}"
-        yield Problem(f"env.{name}.id", taskset, reason, f"{shipped} Is its directory on PYTHONPATH?")
+        remedy = f"{shipped} Is its directory on PYTHONPATH?"
+        may_be = isinstance(config, RlConfig)
+        yield Problem(f"env.{name}.id", taskset, reason, remedy, (f"env.{name}",), warning=may_be)
 
 
 def taskset_module(taskset: str) -> str:
@@ -117,8 +122,13 @@ def resume_is_by_name(config: EvalConfig) -> Iterator[Problem]:
         yield Problem("run.resume", resume, "it is not said which one", remedy, ("run.name",))
 
 
-def selections_are_readable(config: EvalConfig) -> Iterator[Problem]:
-    nodes = {"select": config.select} | {f"env.{name}.select": env.select for name, env in config.env.items()}
+def selections_are_readable(config: Any) -> Iterator[Problem]:
+    nodes = (
+        {"select": config.select} if isinstance(config, EvalConfig) else {"eval.select": config.eval.select}
+    )
+    nodes |= {f"env.{name}.select": env.select for name, env in getattr(config, "env", {}).items()}
+    online = getattr(config.eval, "env", {})
+    nodes |= {f"eval.env.{name}.select": env.select for name, env in online.items()}
     for path, select in nodes.items():
         for kind in ("include", "exclude"):
             for item in getattr(select, kind).idx:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from prl.config.errors import Problem
-from prl.config.schema import EvalConfig, RlConfig, SftConfig
+from prl.config.errors import Problem, suggest
+from prl.config.schema import LOG_LEVELS, EvalConfig, InferenceJobConfig, RlConfig, SftConfig
 from prl.config.serving import MlflowConfig
+
+PROCESSES = ("launcher", "inference", "teacher", "env", "orchestrator", "trainer", "sft", "evals", "eval")
+"""Kinds of processes: the first part of the name of a log file."""
 
 
 def registered_models_have_weights(config: RlConfig | SftConfig | EvalConfig) -> Iterator[Problem]:
@@ -32,4 +35,15 @@ def heartbeats_have_an_address(config: RlConfig | SftConfig | EvalConfig) -> Ite
         )
 
 
-RULES = [registered_models_have_weights, heartbeats_have_an_address]
+def log_levels_are_of_processes(
+    config: RlConfig | SftConfig | EvalConfig | InferenceJobConfig,
+) -> Iterator[Problem]:
+    for process, level in config.log.levels.items():
+        path = f"log.levels.{process}"
+        if process.partition("/")[0] not in PROCESSES:
+            yield Problem(path, level, "there is no such process", suggest(process, PROCESSES))
+        if level not in LOG_LEVELS:
+            yield Problem(path, level, "there is no such level", suggest(str(level), LOG_LEVELS))
+
+
+RULES = [registered_models_have_weights, heartbeats_have_an_address, log_levels_are_of_processes]

@@ -22,6 +22,9 @@ from prl.config.serving import ExternalConfig
 GROUP_RELATIVE = ("grpo", "max_rl", "echo", "hierarchical_grpo")
 """Algorithms whose credit is zero in a group of one."""
 
+WEIGHS_TOKENS_ALIKE = ("max_rl", "rae", "hierarchical_grpo")
+"""Algorithms of the rl component whose tokens have a weight of 1, whatever their group."""
+
 RESERVED_ENVS = ("agg", "all")
 """Names under which metrics over all environments are kept."""
 
@@ -65,6 +68,16 @@ def environments_are_named(config: RlConfig) -> Iterator[Problem]:
             yield Problem(f"env.{name}", name, "this name stands for all environments in the metrics")
         elif not re.fullmatch(r"[\w-]+", name):
             yield Problem(f"env.{name}", name, "a name of letters, digits, `_` and `-` is needed")
+        yield from _is_described(f"env.{name}", config.env[name])
+
+
+def _is_described(path: str, env: Any) -> Iterator[Problem]:
+    if env.id is not None and not env.id.strip():
+        yield Problem(f"{path}.id", env.id, "a taskset is needed", "Leave it out to take the name.")
+    seats = env.seats
+    if seats is not None and (not seats or len(set(seats)) < len(seats)):
+        reason = "different names of its agents are needed"
+        yield Problem(f"{path}.seats", seats, reason, "null stands for one agent.")
 
 
 def batches_hold_whole_groups(config: RlConfig) -> Iterator[Problem]:
@@ -190,6 +203,13 @@ def token_weights_agree(config: RlConfig) -> Iterator[Problem]:
             reason = f"{first[0]}.loss_aggregation = {first[1]} must be the same for all environments"
             involves = (f"{first[0]}.loss_aggregation",)
             yield Problem(f"{path}.loss_aggregation", value, reason, f"Set both to {value}.", involves)
+    alike = [s for s in sources(config) if s.algo.name in WEIGHS_TOKENS_ALIKE]
+    for path, value in found.items():
+        if value == "prompt" and alike:
+            other = alike[0]
+            reason = f"{other.algo_path}={other.algo.name} gives each token of env.{other.env} a weight of 1"
+            remedy = f"Set {path}.loss_aggregation=token."
+            yield Problem(f"{path}.loss_aggregation", value, reason, remedy, (other.algo_path,))
 
 
 def distillation_samples_at_one(config: RlConfig) -> Iterator[Problem]:

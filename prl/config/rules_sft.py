@@ -107,6 +107,8 @@ def _missing(path: str) -> tuple[str, str] | None:
     """(reason, remedy) if `path` can only be local and is not there."""
     from prl.assets import ROOT
 
+    if not path.strip():
+        return "a file, a folder or a name is needed", ""
     if path.startswith("bundled:"):
         shipped = sorted(entry.name for entry in (ROOT / "data").iterdir() if entry.is_dir())
         name = path.removeprefix("bundled:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from prl.config import identity
 from prl.config.errors import Problem
 from prl.config.schema import RlConfig, SftConfig
 from prl.config.serving import MlflowConfig
-from prl.config.training import CosineConfig, LinearConfig
+from prl.config.training import CosineConfig, LinearConfig, LoraConfig
 
 Training = RlConfig | SftConfig
 
@@ -25,7 +26,9 @@ def model_is_there(config: Training) -> Iterator[Problem]:
         resolve_model_path(config.model)
     except ValueError as error:
         path, value = (
-            ("model.path", config.model.path) if config.model.path else ("model.name", config.model.name)
+            ("model.path", config.model.path)
+            if config.model.path is not None
+            else ("model.name", config.model.name)
         )
         reason = str(error).rstrip(".").removeprefix(f"model.path={config.model.path}: ")
         yield Problem(path, value, reason)
@@ -150,11 +153,25 @@ def activations_fit(config: Training) -> Iterator[Problem]:
 def adapters_have_targets(config: Training) -> Iterator[Problem]:
     if config.lora.rank and not config.lora.targets:
         yield Problem("lora.targets", [], "no layer would get an adapter", "Name some, or choose lora=none.")
+    yield from _saved_modules(config.lora)
     saves = config.ckpt.at_end or config.ckpt.interval is not None
     if config.lora.rank and config.model.random_init and saves:
         reason = "checkpoints hold the adapters alone, and random weights beneath them would be lost"
         remedy = "Choose ckpt=none or lora=none."
         yield Problem("model.random_init", True, reason, remedy, ("lora.rank",))
+
+
+def _saved_modules(lora: LoraConfig) -> Iterator[Problem]:
+    path, modules = "lora.modules_to_save", lora.modules_to_save
+    if modules and not lora.rank:
+        reason = "without adapters every module is trained and saved"
+        yield Problem(path, modules, reason, "Choose lora=r16, or leave it empty.", ("lora.rank",))
+    if modules and lora.rank and lora.publish == "adapter":
+        reason = "engines that serve adapters take no other weights with them"
+        yield Problem(path, modules, reason, "Set lora.publish=merged.", ("lora.publish",))
+    if both := sorted(set(modules).intersection(lora.targets)):
+        reason = f"{both[0]} is in lora.targets too, and cannot be both"
+        yield Problem(path, modules, reason, "Name it in one of them.", ("lora.targets",))
 
 
 def betas_are_two(config: Training) -> Iterator[Problem]:
@@ -190,8 +207,8 @@ def tracking_store_is_safe(config: Training) -> Iterator[Problem]:
 
 def run_has_a_place(config: Training) -> Iterator[Problem]:
     name = config.run.name
-    if not config.output_dir.strip():
-        yield Problem("output_dir", "''", "a directory is needed", "The current one is `.`.")
+    if (misplaced := output_fault(config.output_dir)) is not None:
+        yield misplaced
         return
     fault = identity.name_fault(name) if name is not None else None
     if fault:
@@ -203,16 +220,29 @@ def run_has_a_place(config: Training) -> Iterator[Problem]:
             yield Problem("run.name", name, f"{path} exists", remedy, ("run.resume", "run.clean"))
 
 
+def output_fault(directory: str) -> Problem | None:
+    """What keeps runs from being made there; the directory itself need not exist yet."""
+    if not directory.strip():
+        return Problem("output_dir", "''", "a directory is needed", "The current one is `.`.")
+    place = Path(directory).expanduser().absolute()
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        return Problem("output_dir", directory, f"{there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Problem("output_dir", directory, f"you may not write to {there}")
+    return None
+
+
 def resume_is_clear(config: Training) -> Iterator[Problem]:
     resume = config.run.resume
     if resume is None:
         return
     if resume == "latest" or resume.isdigit():
-        if config.run.name is None:
-            reason = "which run? Without run.name a new one would start from scratch"
-            yield Problem("run.resume", resume, reason, "Add run.name=<the run to continue>.", ("run.name",))
         if resume.isdigit() and int(resume) < 1:
             yield Problem("run.resume", resume, "steps count from 1")
+        elif config.run.name is None:
+            reason = "which run? Without run.name a new one would start from scratch"
+            yield Problem("run.resume", resume, reason, "Add run.name=<the run to continue>.", ("run.name",))
     elif not re.fullmatch(r"step_[1-9]\d*", Path(resume).name):
         remedy = "Write latest, a step, or <run>/checkpoints/step_<N>."
         yield Problem("run.resume", resume, "not a checkpoint", remedy)

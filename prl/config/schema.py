@@ -50,7 +50,7 @@ class RolloutConfig:
     """How rollouts become batches."""
 
     batch_size: int = opt(128, "Rollouts per training step.", ge=1)
-    group_size: int = opt(8, "Rollouts per task.", ge=1)
+    group_size: int = opt(8, "Rollouts per task; most algorithms compare them, so 1 earns nothing.", ge=1)
     max_off_policy_steps: int = opt(8, "Oldest policy version trained on, in steps behind the batch.", ge=0)
     max_inflight: int | None = opt(
         None,
@@ -78,11 +78,22 @@ class RolloutConfig:
     sampling: RolloutSamplingConfig = opt(factory=RolloutSamplingConfig, doc="Sampling of training rollouts.")
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
 @dataclass
 class LogConfig:
     """What the terminal and the log files show."""
 
-    level: str = opt("info", "Log level.", choices=("debug", "info", "warning", "error"))
+    level: str = opt("info", "Log level.", choices=LOG_LEVELS)
+    levels: dict[str, str] = opt(
+        factory=dict, doc="Levels of single processes, by kind or name: `{trainer: debug}`."
+    )
+    format: str = opt(
+        "text",
+        "Lines as text, or one flat JSON object each: in log files, and on a terminal without a live table.",
+        choices=("text", "json"),
+    )
     display: str = opt(
         "auto",
         "Live table, plain lines, or nothing; auto = live on a terminal.",
@@ -115,8 +126,10 @@ class RlConfig:
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
     env_vars: EnvVarsConfig = opt(factory=EnvVarsConfig, doc="Environment variables.")
-    max_steps: int | None = opt(30, "Last step (absolute, also on resume); null = forever.", ge=1)
-    seed: int = opt(0, "Seed of initialisation, tasks and sampling.", ge=0)
+    max_steps: int | None = opt(
+        30, "Last step (absolute, also on resume); null = forever. A first run shall end by itself.", ge=1
+    )
+    seed: int = opt(0, "Seed of initialisation, tasks and sampling.", ge=0, lt=2**31)
     output_dir: str = opt("outputs", "Parent of all runs.")
     dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
 
@@ -145,7 +158,7 @@ class SftConfig:
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
     env_vars: EnvVarsConfig = opt(factory=EnvVarsConfig, doc="Environment variables.")
     max_steps: int | None = opt(250, "Last step (absolute, also on resume).", ge=1)
-    seed: int = opt(0, "Seed of initialisation and data order.", ge=0)
+    seed: int = opt(0, "Seed of initialisation and data order.", ge=0, lt=2**31)
     output_dir: str = opt("outputs", "Parent of all runs.")
     dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
 
@@ -215,7 +228,7 @@ class EvalConfig:
     run: RunConfig = opt(factory=RunConfig, doc="Identity of the run.")
     log: LogConfig = opt(factory=LogConfig, doc="What is shown.")
     env_vars: EnvVarsConfig = opt(factory=EnvVarsConfig, doc="Environment variables.")
-    seed: int = opt(0, "Seed of tasks, sampling and bootstrap.", ge=0)
+    seed: int = opt(0, "Seed of tasks, sampling and bootstrap.", ge=0, lt=2**31)
     output_dir: str = opt("outputs", "Parent of all runs.")
     dry_run: bool = opt(False, "Print what would run, start nothing, write nothing.")
 

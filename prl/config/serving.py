@@ -20,8 +20,12 @@ class InferenceConfig:
         "Engines behind one router; null = cluster.infer_gpus / tensor_parallel_size, 1 on CPUs.",
         ge=1,
     )
-    max_model_len: int = opt(512, "Longest prompt plus completion, tokens.", ge=2)
-    ready_timeout: float = opt(600.0, "Seconds to wait for the engine.", gt=0)
+    max_model_len: int = opt(
+        512, "Longest prompt plus completion, tokens; a dry run's memory grows with it.", ge=2
+    )
+    ready_timeout: float = opt(
+        600.0, "Seconds to wait for the engine; large models from slow disks need more.", gt=0
+    )
     admin_timeout: float = opt(120.0, "Seconds one admin call (pause, update, resume) may take.", gt=0)
 
 

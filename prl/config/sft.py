@@ -39,7 +39,9 @@ class SftDataConfig:
 
     name: str = opt(doc="Which data.")
     batch_size: int = opt(
-        32, "Per step, all ranks together: rows (packing=cat), documents (stack) or samples (fit).", ge=1
+        32,
+        "Per step, all ranks together: rows (packing=cat), documents (stack) or samples (fit).",
+        ge=1,
     )
     micro_batch_size: int = opt(
         1, "cat: a row holds so many times seq_len tokens; stack: so many documents.", ge=1

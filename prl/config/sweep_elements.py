@@ -24,27 +24,29 @@ SET_BY_SWEEP = ("run.name", "run.resume", "run.clean", "output_dir")
 """A sweep gives each element its own directory, `multirun/<sweep>/<number>`."""
 
 
-def elements(options: Options) -> list[list[str]]:
-    """Overrides of each element of a sweep, for a sampling sweeper those of the grid that it samples.
+def elements(options: Options) -> tuple[list[list[str]], list[Problem]]:
+    """(overrides of each element of a sweep, what cannot be read or does not exist).
 
-    Of an interval both ends are taken. Raises ConfigErrors for what cannot be read or swept.
+    For a sampling sweeper, the elements are those of the grid that it samples; of an interval both ends are
+    taken. A choice that does not exist is left out, so that the others can be judged too. Raises ConfigErrors
+    for what cannot be swept.
     """
-    settled, _ = options.settle(sweeps=True)
-    if settled.problems:
+    settled, config = options.settle(sweeps=True)
+    if settled.problems and config is None:
         raise ConfigErrors(settled.problems)
     sweeper, params = _sweeper(options, settled)
     words = [*params, *settled.lines]
     _refuse_what_sweeps_set(words)
     overrides = options.reader.parser.parse_overrides(words)
     if sweeper != BASIC:
-        return _grid([_values(override) for override in overrides])
+        return _grid([_values(override) for override in overrides]), settled.problems
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     try:
         (batch,) = BasicSweeper.split_arguments(overrides, None)
     except HydraException as error:
         raise ConfigErrors([Problem("--multirun", NO_VALUE, str(error).rstrip("."))]) from None
-    return batch
+    return batch, settled.problems
 
 
 def _sweeper(options: Options, settled: Settled) -> tuple[str, list[str]]:

@@ -30,7 +30,9 @@ class OptimConfig:
 
     name: str = opt(doc="Name of the optimizer.")
     lr: float = opt(1e-6, "Peak learning rate.", ge=0)
-    weight_decay: float = opt(0.0, "Decoupled weight decay.", ge=0)
+    weight_decay: float = opt(
+        0.0, "Decoupled weight decay; it would pull trained weights away from where they are.", ge=0
+    )
     max_norm: float | None = opt(1.0, "Clip the global gradient norm to this; null = never clip.", gt=0)
 
 
@@ -100,7 +102,11 @@ class CosineConfig(SchedulerConfig):
 class ZeroConfig:
     """DeepSpeed ZeRO: what is sharded over the trainer ranks."""
 
-    stage: int = opt(1, "0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.", choices=(0, 1, 2, 3))
+    stage: int = opt(
+        1,
+        "0 nothing, 1 optimizer, 2 + gradients, 3 + parameters; 1 is the fastest that shards.",
+        choices=(0, 1, 2, 3),
+    )
     offload_optimizer: bool = opt(False, "Keep optimizer state in host memory (stages 1 to 3).")
     offload_parameters: bool = opt(False, "Keep parameters in host memory (stage 3).")
     param_persistence_threshold: int = opt(100_000, "Stage 3 keeps smaller parameters whole.", ge=0)
@@ -117,6 +123,10 @@ class LoraConfig:
     targets: list[str] = opt(
         factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         doc="Names of the linear layers that get one; those that the model lacks are ignored.",
+    )
+    modules_to_save: list[str] = opt(
+        factory=list,
+        doc="Other modules that are trained in full and saved with the adapters: lm_head, embed_tokens, …",
     )
     publish: str = opt(
         "merged",
@@ -150,7 +160,9 @@ class TrainerConfig:
         1, "Ranks that share each row, for rows that one device cannot hold (DeepSpeed-Ulysses).", ge=1
     )
     threads: int = opt(1, "CPU threads of each trainer rank.", ge=1)
-    gc_interval: int = opt(50, "Collect garbage every so many steps, and only then.", ge=1)
+    gc_interval: int | None = opt(
+        50, "Collect garbage every so many steps, and only then; null = when Python likes.", ge=1
+    )
     dist_timeout: float = opt(3600.0, "Seconds a collective may take.", gt=0)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prl.config import algo
+from prl.config.choices import OPTIONAL_GROUPS
 from prl.config.errors import NO_VALUE, Problem, nearest, suggest
 from prl.config.fields import hints
 from prl.config.schema import GROUPS
@@ -59,6 +60,10 @@ class Validator:
             if entry.default == MISSING:
                 self._missing(entry, path)
             return MISSING
+        if value is None and entry.metadata.get("doc") and hint in (str, int, float, bool):
+            self._refuse(
+                path, value, f"{_spoken(hint)} is needed", f"Set {path}=...: {entry.metadata['doc']}"
+            )
         if hint is Any and entry.name in GROUPS:
             return self._choice(entry, value, path)
         value = self._value(hint, value, path)
@@ -113,6 +118,12 @@ class Validator:
         if name == MISSING or name is None:
             self._refuse(f"{path}.name", NO_VALUE, "missing", _valid(options).capitalize())
         if entry.name == "algo" and value.get("import_path"):
+            if name in options and set(value) - _field_names(algo.AlgoConfig):
+                reason = f"{path}={name} is prl's own"
+                remedy = (
+                    "Put name, import_path and kwargs into an option of your own: my_conf/algo/mine.yaml."
+                )
+                self._refuse(f"{path}.import_path", value["import_path"], reason, remedy)
             return self.node(algo.AlgoConfig, value, path)
         if name not in options:
             remedy = suggest(str(name), options)
@@ -168,7 +179,10 @@ class Validator:
         if isinstance(tree.get("name"), str) and path.rpartition(".")[2] in GROUPS:
             reason = f"unknown key of {path}={tree['name']}"
         names = [entry.name for entry in dataclasses.fields(schema)]
-        self.problems.append(Problem(where, value, reason, _where_else(path, key, names)))
+        remedy = _where_else(path, key, names)
+        if where in OPTIONAL_GROUPS:
+            remedy = "The first line of the option's file must be `# @package _global_`."
+        self.problems.append(Problem(where, value, reason, remedy))
 
 
 _BOUNDS = (
@@ -188,7 +202,11 @@ def _where_else(path: str, key: str, names: list[str]) -> str:
     close = nearest(key, names)
     if close is None or path == "":
         elsewhere = sorted(
-            (found for found in leaf_paths() if found.rpartition(".")[2] == key),
+            (
+                found
+                for found in leaf_paths()
+                if found.rpartition(".")[2] == key and found != _join(path, key)
+            ),
             key=lambda found: found.count("."),
         )
         if elsewhere:
@@ -260,4 +278,5 @@ def _spoken(hint: Any) -> str:
         return f"a list [{_spoken(typing.get_args(hint)[0])}, ...]"
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a table {key: value}"
-    return {bool: "true or false", int: "an integer", float: "a number", str: "text"}.get(hint, str(hint))
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "text", Any: "a value"}
+    return names.get(hint, str(hint))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prl.dashboard.catalog import Run
-from prl.tracking.params import redact_override
+from prl.tracking.secrets import redact_override
 
 ABSENT = None
 

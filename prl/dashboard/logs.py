@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from prl.dashboard.catalog import Run
+from prl.log_lines import read_line
 
 TAIL_BYTES = 1 << 20
 MOST_LINES = 5000
 HALF_DAY = 43_200
 DAY = 86_400
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_STAMP = re.compile(r"^(\d\d):(\d\d):(\d\d)(?:[.,]\d+)? +([A-Z]+) ")
 _STARTED = re.compile(r"^# \d{4}-\d\d-\d\d (\d\d):(\d\d):(\d\d)", re.MULTILINE)
 
 
@@ -78,15 +78,17 @@ def _lines(component: str, lines: list[str], start: int | None) -> Iterator[Line
     """Lines with times that go on past midnight; one without a stamp (a traceback) belongs to the last."""
     seconds, level, day = start or 0, "INFO", 0
     previous = start
-    for serial, text in enumerate(lines):
-        if stamp := _STAMP.match(text):
-            hours, minutes, rest, level = stamp.groups()
-            clock = int(hours) * 3600 + int(minutes) * 60 + int(rest)
-            if previous is not None and clock < previous - HALF_DAY:
+    serial = 0
+    for raw in lines:
+        texts: tuple[str, ...] = (raw,)
+        if told := read_line(raw):
+            if previous is not None and told.clock < previous - HALF_DAY:
                 day += DAY
-            previous = clock
-            seconds, text = day + clock, text[stamp.end() :]
-        yield Line(seconds, component, serial, level, text)
+            previous = told.clock
+            seconds, level, texts = day + told.clock, told.level, (told.text, *told.more)
+        for text in texts:
+            yield Line(seconds, component, serial, level, text)
+            serial += 1
 
 
 def _passes(line: Line, asked: Filter) -> bool:

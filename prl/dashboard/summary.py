@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from prl.dashboard.catalog import Run
-from prl.tracking.params import redact
+from prl.tracking.secrets import redact
 
 QUIET_SECONDS = 120.0
 TAIL_BYTES = 1 << 16

@@ -8,6 +8,7 @@ import verifiers.v1 as vf
 from pydantic import ValidationError
 from verifiers.v1.utils.loaders import default_harness_id, env_config_type, taskset_config_type
 
+from prl.config.errors import suggest
 from prl.config.sources import EnvConfig
 from prl.env.inprocess_chat import HARNESS_ID
 from prl.env.plugins import register_harness, register_taskset
@@ -29,7 +30,7 @@ def environment_config(name: str, config: EnvConfig, seed: int) -> vf.EnvConfig:
     _check_options(name, config.agents, set(fields) - {"id", "taskset"}, set(seats))
     if config.seats is not None and set(config.seats) != set(seats):
         raise ValueError(f"env.{name}.seats={config.seats}, but its agents are {', '.join(sorted(seats))}")
-    data = {"taskset": _taskset(taskset_id, config.taskset, seed), **config.agents}
+    data = {"taskset": _taskset(name, taskset_id, config.taskset, seed), **config.agents}
     for seat, default in seats.items():
         data[seat] = _seat(default, config.agents.get(seat) or {}, default_harness_id(taskset_id))
     try:
@@ -46,8 +47,15 @@ def _check_options(name: str, given: dict[str, Any], known: set[str], seats: set
         )
 
 
-def _taskset(taskset_id: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
-    seeded = "seed" in taskset_config_type(taskset_id).model_fields
+def _taskset(name: str, taskset_id: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
+    known = taskset_config_type(taskset_id)
+    if known.model_config.get("extra") == "forbid":
+        for unknown in options.keys() - known.model_fields.keys():
+            raise ValueError(
+                f"env.{name}.taskset.{unknown} = {options[unknown]}: no such option of this taskset. "
+                f"{suggest(unknown, sorted(known.model_fields.keys() - {'id'}))}"
+            )
+    seeded = "seed" in known.model_fields
     return {**({"seed": seed} if seeded else {}), **options, "id": taskset_id}
 
 

@@ -43,7 +43,7 @@ def main(config: RlConfig | EvalConfig, run: RunDir, role: str) -> None:
     environment = environment_config(name.removeprefix("eval/"), env, seed)
     model = config.model if isinstance(config, RlConfig) and not name.startswith("eval/") else None
     watch = _WorkerWatch(env.workers)
-    setup = functools.partial(prepare, environment.taskset.id, model, config.log.level, env.workers)
+    setup = functools.partial(prepare, environment.taskset.id, model, config.log, role, env.workers)
     with contextlib.suppress(KeyboardInterrupt):  # how `serve_env` says SIGTERM while it still starts up
         serve_env(
             max_workers=env.workers,

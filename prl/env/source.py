@@ -177,12 +177,18 @@ class EnvSource:
     async def _follow(self, dead: EnvServerClient) -> None:
         assert self._successor is not None
         await dead.close()
-        try:
-            address = await self._successor()
-        except TimeoutError as error:
-            raise EnvServerDied(f"env/{self.name} died and did not come back: {error}") from error
-        await self._connect(address)
-        self._reviving = None
+        while self._reviving is not None:
+            try:
+                address = await self._successor()
+            except TimeoutError as error:
+                raise EnvServerDied(f"env/{self.name} died and did not come back: {error}") from error
+            try:
+                await self._connect(address)
+                self._reviving = None
+            except EnvServerDied as error:  # it died before it answered; how often is the launcher's to say
+                log.warning("%s; waiting for its successor", error)
+                if self._client is not None:
+                    await self._client.close()
         log.warning("env/%s is back at %s", self.name, address)
 
     async def close(self) -> None:

@@ -9,25 +9,28 @@ import multiprocessing
 from renderers import create_renderer
 from verifiers.v1.clients.train import ElasticRendererPool, RendererSlot
 
+from prl.config.schema import LogConfig
 from prl.config.training import ModelConfig
 from prl.env.engine_client import use_engine_client
 from prl.env.patient_http import use_patient_http
 from prl.env.plugins import register_harness, register_taskset
+from prl.env.quiet_end import stay_quiet_at_the_end
 from prl.env.renderers import parity_gap, policy_tokenizer, renderer_config
+from prl.log_lines import configure
 from prl.model_path import resolve_model_path
 
 RENDERER_MULTIPLEX = 1024
 """Rollouts that share one renderer of a worker."""
 
 
-def prepare(taskset_id: str, model: ModelConfig | None, log_level: str, workers: int) -> None:
+def prepare(taskset_id: str, model: ModelConfig | None, log: LogConfig, role: str, workers: int) -> None:
     """Set up logging, plugins and the renderer of this process. Picklable: spawned workers call it too.
 
     The process that only hands requests on to `workers` of its own builds no renderer, and text-only
     episodes (no `model`) need none.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("prl").setLevel(log_level.upper())
+    configure(log, role)
+    stay_quiet_at_the_end()
     use_engine_client()
     use_patient_http()
     register_harness()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prl.evals.ledger import STREAM, Row
@@ -26,8 +26,8 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         runs, limit = _arguments(list(words))
-        first, second = (_load(run) for run in runs)
-        print("\n".join(describe(runs[0], first, runs[1], second, limit)))
+        (first, lost), (second, lost_too) = (_load(run) for run in runs)
+        print("\n".join([*describe(runs[0], first, runs[1], second, limit), *failures(lost, lost_too)]))
     except ValueError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -77,6 +77,12 @@ def describe(name_a: str, a: Tables, name_b: str, b: Tables, limit: int) -> Iter
         yield plain_table(table)
 
 
+def failures(a: Mapping[str, int], b: Mapping[str, int]) -> Iterator[str]:
+    """How many rollouts of each environment failed and are in no number above; nothing where none did."""
+    for env in sorted(a.keys() | b.keys()):
+        yield f"\n{env}: {a.get(env, 0)} rollouts failed in A, {b.get(env, 0)} in B; they are left out"
+
+
 def mean_of(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -115,8 +121,11 @@ def _arguments(words: list[str]) -> tuple[list[str], int]:
     return words, limit
 
 
-def _load(word: str) -> Tables:
-    """Tables of `run` or `run@step`. Raises ValueError if there is no such evaluation."""
+def _load(word: str) -> tuple[Tables, dict[str, int]]:
+    """Tables of `run` or `run@step`, and failed rollouts by environment, where there are any.
+
+    Raises ValueError if there is no such evaluation.
+    """
     name, at, step = word.rpartition("@")
     stepped = bool(at) and step.isdecimal()
     path = Path(name if stepped else word).expanduser()
@@ -131,4 +140,8 @@ def _load(word: str) -> Tables:
         envs[row.key.env].append(row)
     if not envs:
         raise ValueError(f"{word}: no rollout of this step was finished")
-    return {(env, agent): table for env, rows in envs.items() for agent, table in reward_tables(rows).items()}
+    tables = {
+        (env, agent): table for env, rows in envs.items() for agent, table in reward_tables(rows).items()
+    }
+    failed = {env: sum(not row.ok for row in rows) for env, rows in envs.items()}
+    return tables, {env: count for env, count in failed.items() if count}

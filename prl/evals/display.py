@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from prl.evals.progress import Count, Progress, progress_file
 from prl.run_dir import RunDir
-from prl.tracking.terminal import Follower, LivePicture, PlainNotes, clock, is_live
+from prl.tracking.terminal import Follower, LivePicture, PlainNotes, is_live, tenths
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,9 +31,9 @@ class View(Protocol):
 class EvalDisplay:
     """Shows the progress of a run until `close`, in the way that `log.display` names."""
 
-    def __init__(self, mode: str, run: RunDir, out: TextIO | None = None) -> None:
+    def __init__(self, mode: str, run: RunDir, out: TextIO | None = None, form: str = "text") -> None:
         self._path = progress_file(run)
-        self._view = make_view(mode, out or sys.stdout)
+        self._view = make_view(mode, out or sys.stdout, form)
         self._follower = Follower(self._view, self._look, LOOK_SECONDS)
         self.start, self.note = self._follower.start, self._follower.note
 
@@ -48,11 +48,11 @@ class EvalDisplay:
                 self._view.show(progress, last)
 
 
-def make_view(mode: str, out: TextIO) -> View:
-    """The view for live, plain, none or auto (live on a terminal, else plain)."""
+def make_view(mode: str, out: TextIO, form: str = "text") -> View:
+    """The view for live, plain, none or auto (live on a terminal, else plain); lines in `form`."""
     if mode == "none":
-        return SilentView(out)
-    return LiveView(out) if is_live(mode, out) else PlainView(out)
+        return SilentView(out, form)
+    return LiveView(out) if is_live(mode, out) else PlainView(out, form)
 
 
 class SilentView(PlainNotes):
@@ -62,10 +62,10 @@ class SilentView(PlainNotes):
 
 
 class PlainView(PlainNotes):
-    """A line a source when it is done, and every ten seconds before."""
+    """A line a source when it is done, and every ten seconds before; as JSON also at every tenth of it."""
 
-    def __init__(self, out: TextIO) -> None:
-        super().__init__(out)
+    def __init__(self, out: TextIO, form: str = "text") -> None:
+        super().__init__(out, form)
         self._shown: dict[tuple[int, str], tuple[int, float]] = {}
 
     def show(self, progress: Progress, last: bool) -> None:
@@ -74,9 +74,11 @@ class PlainView(PlainNotes):
             done, at = self._shown.get(key, (0, now))
             self._shown.setdefault(key, (0, now))
             news = count.done > done
-            if news and (last or count.done == count.total or now - at >= PLAIN_SECONDS):
+            tenth = self._json and tenths(done, count.done, count.total) is not None
+            if news and (last or tenth or count.done == count.total or now - at >= PLAIN_SECONDS):
                 self._shown[key] = (count.done, now)
-                self.note(f"{clock()} {count_line(*key, count)}")
+                told = {"event": "progress", "step": key[0], "source": key[1]}
+                self.tell(count_line(*key, count), **told, done=count.done, of=count.total)
 
 
 class LiveView(LivePicture):

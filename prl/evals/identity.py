@@ -28,6 +28,9 @@ def changes(before: EvalConfig, now: EvalConfig) -> list[str]:
     first, second = flatten(before), flatten(now)
     keys = sorted(key for key in first.keys() | second.keys() if not FREE.fullmatch(key))
     found = [key for key in keys if first.get(key) != second.get(key)]
+    engines = before.inference.name, now.inference.name
+    if engines[0] != engines[1] and "external" in engines:  # nobody can tell what a stranger serves
+        found.append("inference.name")
     return [f"{key}: {first.get(key, 'absent')} -> {second.get(key, 'absent')}" for key in found]
 
 

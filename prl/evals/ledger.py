@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from prl.run_dir import RunDir
 from prl.tracking.stream import JsonLines
 
 STREAM, INDEX = "stream.jsonl", "index.jsonl"
+FAULT_WIDTH = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,18 @@ def records_at(path: Path, numbers: Iterable[int]) -> list[dict[str, Any]]:
     """The records on the given lines."""
     wanted = set(numbers)
     return [record for number, record in read_stream(path) if number in wanted]
+
+
+def last_fault(run: RunDir) -> str:
+    """`type: message` of the rollout that failed last, on one line; empty if none did."""
+    faults = (
+        trace["error"]
+        for _, record in read_stream(run.traces / STREAM)
+        for trace in record["traces"]
+        if trace["error"]
+    )
+    last = deque(faults, maxlen=1)
+    return " ".join(f"{last[0]['type']}: {last[0]['message']}".split())[:FAULT_WIDTH] if last else ""
 
 
 def _row(number: int, record: dict[str, Any]) -> Row:

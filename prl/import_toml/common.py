@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prl.config.errors import Problem
-from prl.import_toml.translation import Translation, kind_of
+from prl.import_toml.translation import Rule, Translation, kind_of
 from prl.import_toml.tree import ABSENT, Tree
 
 FIXED = "prl decides this itself"
@@ -47,23 +47,23 @@ RUN = {
     "max_steps": "max_steps",
     "heartbeat.url": "monitor.heartbeat_url",
     "heartbeat.min_interval": "monitor.heartbeat_seconds",
-    "metrics_server.host": "monitor.host",
 }
 RUN_WITHOUT = {
     "run.dir": "the directory has the run's name",
-    "log.vf_level": "log.level is for all",
-    "log.json_logging": "metrics are JSON lines already",
     "log.log_data": "traces/ holds every episode",
     "log.interval": FIXED,
     "log.ranks_filter": "each rank has a log of its own",
     "monitors.file": "metrics/ and traces/ are always written",
     "monitors.prime": "there is no such platform",
-    "monitors.wandb.entity": "MLflow has none",
-    "monitors.wandb.offline": "MLflow's store is a file unless tracking.uri says otherwise",
-    "monitors.wandb.name": "MLflow runs have the run's name",
     "matmul_precision": FIXED,
     "trace_path": "there is no profiler",
     "memory_profiler_path": "there is no profiler",
+}
+
+WANDB_WITHOUT = {
+    "entity": "MLflow has none",
+    "offline": "MLflow's store is a file unless tracking.uri says otherwise",
+    "name": "MLflow runs have the run's name",
 }
 
 LEVELS = {
@@ -74,49 +74,66 @@ LEVELS = {
     "warning": "warning",
     "error": "error",
 }
+LOG: dict[str, Rule] = {
+    "log.level": ("log.level", lambda level: LEVELS[str(level or "info").lower()]),
+    "log.vf_level": ("log.levels.env", lambda level: LEVELS[str(level or "info").lower()]),
+    "log.json_logging": ("log.format", lambda on: "json" if on else "text"),
+}
 
 
 def run_keys(tree: Tree, notes: Translation) -> None:
     """Identity, limits, logs and trackers. Silence about a tracker means none, about an end means forever."""
     notes.move(tree, RUN)
-    notes.move(tree, {"log.level": ("log.level", lambda level: LEVELS[str(level).lower()])})
+    notes.move(tree, LOG)
     notes.move(tree, {"dashboard": ("monitor.dashboard", lambda on: "auto" if on else "never")})
+    notes.choose("tracking", "none", "")
+    _watchers(tree, notes)
+    notes.drop(tree, RUN_WITHOUT)
+    _resume(tree, notes)
+
+
+def _watchers(tree: Tree, notes: Translation) -> None:
+    """Trackers and servers of metrics; each block switches its own on, even empty."""
     if tree.has("metrics_server"):
         notes.put("monitor.endpoints", True, tree.full("metrics_server"))
-        tree.take("metrics_server.port")
-        tree.take("metrics_server")
+        server = tree.branch("metrics_server")
+        notes.move(server, {"host": "monitor.host"})
+        notes.drop(server, {"port": "every process has a port of its own, which the system picks"})
+        notes.refuse_rest(server, dict.fromkeys(("port", "host")))
     if tree.has("monitors.wandb"):
         notes.choose("tracking", "mlflow", tree.full("monitors.wandb"))
-        notes.move(
-            tree, {"monitors.wandb.project": "tracking.experiment", "monitors.wandb.group": "run.tags.group"}
-        )
-        for tag in tree.take("monitors.wandb.tags", []):
-            notes.put(f"run.tags.{tag}", "true", tree.full("monitors.wandb.tags"))
-    else:
-        notes.choose("tracking", "none", "")
-    notes.drop(tree, RUN_WITHOUT)
-    tree.take("monitors.wandb")
-    _resume(tree, notes)
+        board = tree.branch("monitors.wandb")
+        notes.move(board, {"project": "tracking.experiment", "group": "run.tags.group"})
+        for tag in board.take("tags", None) or []:
+            notes.put(f"run.tags.{tag}", "true", board.full("tags"))
+        notes.drop(board, WANDB_WITHOUT)
+        notes.refuse_rest(board, dict.fromkeys(("project", "group", "tags", *WANDB_WITHOUT)))
 
 
 def _resume(tree: Tree, notes: Translation) -> None:
     if not tree.has("resume"):
         return
-    step, directory = tree.take("resume.step", None), tree.take("resume.dir", None)
+    origin, block = tree.full("resume"), tree.take("resume")
+    if isinstance(block, bool):
+        block = {} if block else None
+    if block is None:
+        return
+    block = Tree(block if isinstance(block, dict) else {"": block}, origin)
+    step, directory = block.take("step", None), block.take("dir", None)
+    notes.refuse_rest(block, dict.fromkeys(("step", "dir")))
     if step is not None and directory is not None:
-        notes.problems.append(Problem(tree.full("resume"), step, "step and dir exclude each other"))
-    value = tree.take("resume", None)
-    if value is not False:
-        which = str(step) if step is not None else directory or "latest"
-        notes.put("run.resume", which, tree.full("resume"))
+        notes.problems.append(Problem(origin, step, "step and dir exclude each other"))
+    which = str(step) if step is not None else directory or "latest"
+    notes.put("run.resume", which, origin)
 
 
 def checkpoints(tree: Tree, notes: Translation) -> None:
-    """The block alone means: after the last step."""
+    """The block alone means: after the last step. No block means no checkpoint."""
     if not tree.has("ckpt"):
+        notes.choices.setdefault("ckpt", "none")
         return
-    origin = tree.full("ckpt")
-    notes.choose("ckpt", "end", origin)
+    notes.choose("ckpt", "end", tree.full("ckpt"))
+    block = tree.branch("ckpt")
     names = {
         "interval": "interval",
         "keep_last": "keep_last",
@@ -126,11 +143,13 @@ def checkpoints(tree: Tree, notes: Translation) -> None:
         "skip_scheduler": "skip_scheduler",
         "skip_optimizer": "skip_optimizer",
     }
-    notes.move(tree, {f"ckpt.{old}": f"ckpt.{new}" for old, new in names.items()})
-    notes.drop(
-        tree, {"ckpt.wait_for_weights_timeout": "sync.timeout", "ckpt.skip_dataloader": "ckpt.skip_progress"}
-    )
-    tree.take("ckpt")
+    notes.move(block, {old: f"ckpt.{new}" for old, new in names.items()})
+    reasons = {
+        "wait_for_weights_timeout": "sync.timeout",
+        "skip_dataloader": "ckpt.skip_progress is for both",
+    }
+    notes.drop(block, reasons)
+    notes.refuse_rest(block, {**names, **reasons})
 
 
 def model_keys(tree: Tree, notes: Translation) -> None:
@@ -144,7 +163,7 @@ def model_keys(tree: Tree, notes: Translation) -> None:
             "fused_lm_head_token_chunk_size": ("trainer.lm_head_chunk", _chunk),
             "debug.num_layers": "model.num_layers",
             "debug.random_init": "model.random_init",
-            "optim_cpu_offload": "zero.offload_optimizer",
+            "optim_cpu_offload": ("zero.offload_optimizer", bool),
             "cp": "trainer.sequence_parallel",
         },
     )
@@ -156,11 +175,23 @@ def model_keys(tree: Tree, notes: Translation) -> None:
     stage = "2" if reshard is False or compiled else "3"  # stage 3 would recompile without end
     origin = tree.full("reshard_after_forward") if reshard is not ABSENT else ""
     for key in ("fsdp_cpu_offload", "full_offload"):
-        if tree.take(key, False):
+        block = tree.take(key, False)
+        if block or block == {}:
             stage, origin = "3", tree.full(key)
-            notes.put("zero.offload_optimizer", True, origin)
+            notes.values["zero.offload_optimizer"] = True
             notes.put("zero.offload_parameters", True, origin)
+            _inner(block, origin, ("numa_bind", "cpu_optimizer_backend"), "DeepSpeed decides it", notes)
+        elif block is not ABSENT and block is not False:
+            notes.without[tree.full(key)] = "nothing is switched on by it"
     notes.choose("zero", stage, origin)
+
+
+def _inner(block: Any, origin: str, known: tuple[str, ...], reason: str, notes: Translation) -> None:
+    """Note what a block that only switches something on has inside; refuse what it cannot have."""
+    if isinstance(block, dict):
+        inner = Tree(block, origin)
+        notes.drop(inner, dict.fromkeys(known, reason))
+        notes.refuse_rest(inner, dict.fromkeys(known))
 
 
 def _adapters(tree: Tree, notes: Translation) -> None:
@@ -171,26 +202,27 @@ def _adapters(tree: Tree, notes: Translation) -> None:
     block = tree.branch("lora")
     notes.put("lora.rank", block.take("rank", 16), origin)
     names = {"alpha": "lora.alpha", "dropout": "lora.dropout", "target_modules": "lora.targets"}
+    names["modules_to_save"] = "lora.modules_to_save"
     notes.move(block, dict(names))
-    notes.drop(block, {"modules_to_save": "only adapters are trained beside frozen weights"})
-    notes.refuse_rest(block, {"rank": "", "modules_to_save": "", **names})
+    notes.refuse_rest(block, {"rank": "", **names})
 
 
 def _recompute(tree: Tree, notes: Translation) -> None:
     if tree.has("ac_offloading"):
-        offload = tree.take("ac_offloading")
-        notes.put("trainer.offload_activations", bool(offload) or offload == {}, tree.full("ac_offloading"))
-        notes.default("trainer.recompute", "full")
+        offload, origin = tree.take("ac_offloading"), tree.full("ac_offloading")
+        notes.put("trainer.offload_activations", bool(offload) or offload == {}, origin)
+        _inner(
+            offload, origin, ("pin_memory", "max_inflight_activations"), "prl copies as memory allows", notes
+        )
     if not tree.has("ac"):
         return
     block = tree.take("ac")
     mode = block.get("mode", "full") if isinstance(block, dict) else "full" if block else "none"
     known = {"full": "full", "none": "none"}
-    notes.values.pop("trainer.recompute", None)
     notes.put("trainer.recompute", known.get(mode, "selective"), tree.full("ac"))
-    if isinstance(block, dict) and set(block) - {"mode"}:
-        extra = ", ".join(sorted(set(block) - {"mode"}))
-        notes.without[f"{tree.full('ac')}.{extra}"] = "trainer.recompute has three levels"
+    inside = ("mode", "freq", "targets", "layer_modes")
+    _inner(block, tree.full("ac"), inside, "trainer.recompute has three levels", notes)
+    notes.without.pop(f"{tree.full('ac')}.mode", None)
 
 
 def _switch(tree: Tree, key: str, notes: Translation, target: str) -> bool:
@@ -200,6 +232,7 @@ def _switch(tree: Tree, key: str, notes: Translation, target: str) -> bool:
     value = tree.take(key)
     on = value is True or isinstance(value, dict)
     notes.put(target, on, tree.full(key))
+    _inner(value, tree.full(key), ("fullgraph", "mode"), "each layer is compiled by itself", notes)
     return on
 
 
@@ -210,28 +243,40 @@ def _chunk(value: Any) -> int:
 OPTIMIZERS = {name: name for name in ("adamw", "sgd", "muon", "sign_sgd")}
 
 
-def optimizer(tree: Tree, notes: Translation) -> None:
+def optimizer(tree: Tree, notes: Translation, auto_decay: float) -> None:
+    """`auto_decay` is what `weight_decay = "auto"`, the format's default, means for this command."""
     kind = kind_of(tree, "adamw", OPTIMIZERS, notes, "optim")
     notes.move(
         tree,
         {
             "lr": "optim.lr",
-            "weight_decay": ("optim.weight_decay", lambda decay: 0.0 if decay == "auto" else decay),
+            "weight_decay": ("optim.weight_decay", lambda decay: auto_decay if decay == "auto" else decay),
             "max_norm": "optim.max_norm",
             "momentum": "optim.momentum",
             "mu": "optim.momentum",
             "nesterov": "optim.nesterov",
         },
     )
-    betas = [tree.take("betas1"), tree.take("betas2")]
-    if betas != [ABSENT, ABSENT]:
-        default = [0.9, 0.95 if kind == "muon" else 0.999]
-        found = [given if given is not ABSENT else own for given, own in zip(betas, default, strict=True)]
-        notes.put("optim.betas", found, tree.full("betas1"))
+    notes.default("optim.lr", 1e-6)
+    notes.default("optim.weight_decay", auto_decay)
+    _betas(tree, kind, notes)
     notes.drop(tree, {"apply_in_backward": "the update comes after backward"})
     notes.refuse_rest(
         tree, dict.fromkeys(("type", "lr", "weight_decay", "max_norm", "betas1", "betas2", "mu"))
     )
+
+
+def _betas(tree: Tree, kind: str | None, notes: Translation) -> None:
+    if kind in ("adamw", "muon"):
+        betas = [0.9, 0.95 if kind == "muon" else 0.999]
+        notes.default("optim.betas", betas)
+    for place, key in enumerate(("betas1", "betas2")):
+        value = tree.take(key)
+        if value is not ABSENT and kind in ("adamw", "muon"):
+            betas[place] = value
+            notes.became[tree.full(key)] = "optim.betas"
+        elif value is not ABSENT:
+            notes.problems.append(Problem(tree.full(key), value, f"{kind} has no such key"))
 
 
 def scheduler(tree: Tree, notes: Translation) -> None:
@@ -275,7 +320,7 @@ def sampling(tree: Tree, prefix: str, notes: Translation) -> None:
         "max_tokens": f"{prefix}.max_tokens",
         "extra_body": f"{prefix}.extra_body",
     }
-    if not prefix.startswith("rollout"):
+    if not prefix.startswith("rollout") or notes.command == "eval":
         rules |= {key: f"{prefix}.{key}" for key in ("min_p", "reasoning_effort")}
     notes.move(tree, dict(rules))
     notes.refuse_rest(tree, rules)
@@ -289,14 +334,8 @@ def variables(tree: Tree, component: str, notes: Translation) -> None:
 def run_keys_of_component(tree: Tree, notes: Translation) -> None:
     """Keys that trainer and orchestrator repeat: those of the run, which must agree with it."""
     notes.move(tree, {key: target for key, target in RUN.items() if key != "run.name"})
-    notes.move(tree, {"log.level": ("log.level", lambda level: LEVELS[str(level).lower()])})
-    if tree.has("metrics_server"):
-        tree.take("metrics_server")
-        notes.put("monitor.endpoints", True, tree.full("metrics_server"))
-    if tree.has("monitors.wandb"):
-        notes.choose("tracking", "mlflow", tree.full("monitors.wandb"))
-        notes.move(tree, {"monitors.wandb.project": "tracking.experiment"})
+    notes.move(tree, LOG)
+    _watchers(tree, notes)
     notes.drop(tree, RUN_WITHOUT)
-    tree.take("monitors.wandb")
     checkpoints(tree, notes)
     _resume(tree, notes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prl.import_toml import common
+from typing import Any
+
+from prl.import_toml import common, silence
 from prl.import_toml.sources import CLIENT_WITHOUT, sources
 from prl.import_toml.translation import Translation
 from prl.import_toml.tree import Tree
@@ -16,13 +18,10 @@ def translate(tree: Tree, notes: Translation) -> None:
     common.variables(tree, "all", notes)
     notes.choose("inference", "external", "")
     notes.move(tree, {"group_size": "rollout.group_size"})
-    model = tree.take("model", None)
-    name = model.get("name") if isinstance(model, dict) else model
-    if name is not None:
-        notes.put("model.name", name, "model")
+    _model(tree.take("model", None), notes)
     client = tree.branch("client")
     notes.move(client, {key: f"client.{key}" for key in ("base_url", "api_key_var", "headers")})
-    notes.drop(client, CLIENT_WITHOUT)
+    notes.drop(client, {"wait_for_ready_timeout": "client.timeout", **CLIENT_WITHOUT})
     notes.refuse_rest(client, dict.fromkeys(("base_url", "api_key_var", "headers")))
     common.select(tree.branch("select"), "select", notes)
     common.sampling(tree.branch("sampling"), "rollout.sampling", notes)
@@ -34,6 +33,14 @@ def translate(tree: Tree, notes: Translation) -> None:
         "model client source select group_size concurrency sampling env run output_dir log monitors resume"
     )
     notes.refuse_rest(tree, dict.fromkeys(known.split()))
+    silence.of_eval(notes)
+
+
+def _model(value: Any, notes: Translation) -> None:
+    """A name, or a table that holds one."""
+    block = Tree(value if isinstance(value, dict) else {} if value is None else {"name": value}, "model")
+    notes.move(block, {"name": "model.name"})
+    notes.refuse_rest(block, {"name": ""})
 
 
 def _concurrency(tree: Tree, notes: Translation) -> None:
@@ -41,10 +48,9 @@ def _concurrency(tree: Tree, notes: Translation) -> None:
     value = tree.take("concurrency", None)
     origin = tree.full("concurrency")
     if isinstance(value, dict):
-        limits = {
-            key: value.get(key) for key in ("max_inflight", "max", "min_inflight", "min", "initial_inflight")
-        }
-        value = limits["max_inflight"] or limits["max"]
-        notes.without[f"{origin}.min_inflight"] = "concurrency is fixed"
-    if value is not None:
+        block = Tree(value, origin)
+        notes.drop(block, dict.fromkeys(("min_inflight", "min", "initial_inflight"), "concurrency is fixed"))
+        notes.move(block, {"max_inflight": "concurrency", "max": "concurrency"})
+        notes.refuse_rest(block, dict.fromkeys(("max_inflight", "min_inflight", "initial_inflight")))
+    elif value is not None:
         notes.put("concurrency", value, origin)

@@ -15,7 +15,7 @@ from prl.config.errors import ConfigErrors, Problem
 from prl.import_toml import evaluation, rl, sft
 from prl.import_toml.renamed import refuse_renamed
 from prl.import_toml.translation import Translation
-from prl.import_toml.tree import Tree, merged
+from prl.import_toml.tree import Tree, merged, without_disabled
 from prl.import_toml.write import overlay
 
 TRANSLATORS: dict[str, Callable[[Tree, Translation], None]] = {
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
 
 def translate(command: str, table: dict[str, Any]) -> Translation:
     """What `table`, a parsed file, is in prl. Raises ConfigErrors: all renamed, unknown or wrong keys."""
-    tree, notes = Tree(table), Translation(command)
+    tree, notes = Tree(without_disabled(table)), Translation(command)
     notes.problems += refuse_renamed(tree)
     TRANSLATORS[command](tree, notes)
     if notes.problems:
@@ -88,6 +88,9 @@ def _report(notes: Translation, target: Path) -> str:
     if notes.without:
         lines.append("without counterpart in prl:")
         lines += [f"  {key}: {reason}" for key, reason in notes.without.items()]
+    if notes.unsaid:
+        lines.append("left unsaid, and other than the format's default:")
+        lines += [f"  {key}: {reason}" for key, reason in notes.unsaid.items()]
     return "\n".join(lines)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from prl.config.errors import Problem
-from prl.import_toml import common
+from prl.config.errors import Problem, suggest
+from prl.import_toml import common, silence
 from prl.import_toml.sources import CLIENT_WITHOUT, algorithm, sources
 from prl.import_toml.translation import Translation, kind_of
 from prl.import_toml.tree import Tree
@@ -112,11 +112,7 @@ def translate(tree: Tree, notes: Translation) -> None:
     _orchestrator(tree.branch("orchestrator"), notes)
     deployment(tree, notes)
     notes.refuse_rest(tree, dict.fromkeys(TABLES))
-    for key, value in {"max_steps": None, "rollout.group_size": 1, "trainer.seq_len": 2048}.items():
-        notes.default(key, value)
-    notes.default("rollout.batch_size", 128)
-    if notes.choices.get("inference") != "external":
-        notes.default("inference.max_model_len", notes.values["trainer.seq_len"])
+    silence.of_rl(notes)
 
 
 def transports(tree: Tree, notes: Translation) -> None:
@@ -145,7 +141,7 @@ def _trainer(tree: Tree, notes: Translation) -> None:
     common.model_keys(model, notes)
     notes.refuse_rest(model, dict.fromkeys(("name", "seq_len", "attn", "ac", "compile")))
     loss(tree.branch("loss"), notes)
-    common.optimizer(tree.branch("optim"), notes)
+    common.optimizer(tree.branch("optim"), notes, auto_decay=0.0)
     common.scheduler(tree.branch("scheduler"), notes)
     transports(tree, notes)
     notes.move(tree, {"gc.interval": "trainer.gc_interval", "dist_timeout_seconds": "trainer.dist_timeout"})
@@ -200,12 +196,12 @@ def engine_client(client: Tree, notes: Translation) -> None:
     """How an engine that runs already is reached; prl finds those that it starts."""
     notes.drop(client, CLIENT_WITHOUT)
     keys = ("base_url", "api_key_var", "headers")
+    notes.move(client, {"wait_for_ready_timeout": "inference.ready_timeout"})
     if notes.choices.get("inference") == "external":
         notes.move(client, {key: f"inference.{key}" for key in keys})
-        notes.default("inference.base_url", "http://localhost:8000/v1")
     else:
         notes.drop(client, dict.fromkeys(keys, "prl finds the engine that it starts"))
-    notes.refuse_rest(client, dict.fromkeys(keys))
+    notes.refuse_rest(client, dict.fromkeys((*keys, "wait_for_ready_timeout", *CLIENT_WITHOUT)))
 
 
 def online_eval(tree: Tree, notes: Translation) -> None:
@@ -247,12 +243,17 @@ def deployment(tree: Tree, notes: Translation) -> None:
     """One node is `cluster=local` (or one SLURM node), several are nodes of one SLURM job."""
     block = tree.branch("deployment")
     kind = block.take("type", "single_node")
+    if kind not in ("single_node", "multi_node"):
+        remedy = suggest(str(kind), ("single_node", "multi_node"))
+        notes.problems.append(Problem(block.full("type"), kind, "no such variant", remedy))
     slurm = tree.branch("slurm") if tree.has("slurm") else None
     if slurm is not None:
         notes.choose("cluster", "slurm", "slurm")
         notes.move(slurm, {old: f"cluster.{new}" for old, new in SLURM.items()})
         notes.drop(slurm, SLURM_WITHOUT)
         notes.refuse_rest(slurm, SLURM)
+    if slurm is None:
+        notes.drop(block, {"gpus_per_node": "without SLURM they are this machine's"})
     gpus = block.take("gpus_per_node", 8)
     if slurm is not None:
         notes.put("cluster.gpus_per_node", gpus, block.full("gpus_per_node"))
@@ -274,6 +275,8 @@ def _several_nodes(block: Tree, notes: Translation, gpus: int, slurm: bool) -> N
         reason = "multi_node needs num_train_nodes and a [slurm] table"
         notes.problems.append(Problem(block.full("type"), "multi_node", reason))
         return
+    if block.has("num_infer_replicas"):
+        notes.became[block.full("num_infer_replicas")] = "cluster.infer_nodes"
     engines = block.take("num_infer_nodes", 1) * block.take("num_infer_replicas", 1)
     notes.put("cluster.train_nodes", trainers, origin)
     notes.put("cluster.infer_nodes", engines, block.full("num_infer_nodes"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from prl.import_toml import common
-from prl.import_toml.rl import deployment, engine_client, inference, online_eval, transports
+from prl.config.errors import NO_VALUE, Problem
+from prl.import_toml import common, silence
+from prl.import_toml.rl import deployment, engine_client, inference, online_eval
 from prl.import_toml.translation import Translation, kind_of
 from prl.import_toml.tree import Tree
 
@@ -43,14 +44,20 @@ def translate(tree: Tree, notes: Translation) -> None:
     notes.refuse_rest(model, dict.fromkeys(("name", "seq_len", "attn", "ac", "compile")))
     notes.move(tree, {"renderer.name": "model.renderer"})
     notes.drop(tree, {"renderer": "a renderer has no options in prl"})
-    common.optimizer(tree.branch("optim"), notes)
+    common.optimizer(tree.branch("optim"), notes, auto_decay=0.01)
     common.scheduler(tree.branch("scheduler"), notes)
     notes.move(tree, {"gc.interval": "trainer.gc_interval", "dist_timeout_seconds": "trainer.dist_timeout"})
     _data(tree.branch("data"), "data", notes)
-    _validation(tree.branch("val"), notes)
+    if tree.has("val"):
+        _validation(tree.branch("val"), notes)
     evaluates = tree.has("eval")
     if evaluates:
         _evaluations(tree, notes)
+    elif tree.has("inference"):
+        tree.take("inference")
+        remedy = "Add [eval] with a source, or remove [inference]."
+        notes.problems.append(Problem("inference", NO_VALUE, "nothing is evaluated", remedy))
+    _broadcasts(tree.branch("weight_broadcast"), notes)
     _deployment(tree, notes, evaluates)
     notes.refuse_rest(
         tree,
@@ -71,9 +78,14 @@ def translate(tree: Tree, notes: Translation) -> None:
             ]
         ),
     )
-    notes.default("max_steps", None)
-    notes.default("data.batch_size", 128)
-    notes.default("trainer.seq_len", 128)
+    silence.of_sft(notes)
+
+
+def _broadcasts(tree: Tree, notes: Translation) -> None:
+    """Evaluations read weights from files, whatever the file names."""
+    known = ("type", "timeout", "host", "port", "inference_world_size")
+    notes.drop(tree, dict.fromkeys(known, "evaluations read weights from files"))
+    notes.refuse_rest(tree, dict.fromkeys(known))
 
 
 def _data(tree: Tree, prefix: str, notes: Translation) -> None:
@@ -90,15 +102,14 @@ def _data(tree: Tree, prefix: str, notes: Translation) -> None:
 
 def _validation(tree: Tree, notes: Translation) -> None:
     notes.move(tree, {"interval": "val.interval", "eval_on_start": "val.at_start"})
-    if tree.has("data"):
-        _data(tree.branch("data"), "val.data", notes)
+    _data(tree.branch("data"), "val.data", notes)
     notes.refuse_rest(tree, dict.fromkeys(("interval", "eval_on_start", "data")))
 
 
 def _evaluations(tree: Tree, notes: Translation) -> None:
     """Evaluations while training, on an engine of the run or one that runs already."""
     inference(tree, notes)
-    transports(tree, notes)
+    notes.move(tree, {"weight_broadcast.timeout": "sync.timeout"})
     block = tree.branch("eval")
     engine_client(block.branch("client"), notes)
     notes.drop(block, EVAL_WITHOUT)

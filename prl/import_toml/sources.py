@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from prl.config.errors import Problem
+from prl.config.errors import Problem, suggest
 from prl.config.store import conf_dir
 from prl.import_toml import common
 from prl.import_toml.renamed import refuse_renamed_of_source
+from prl.import_toml.silence import ENGINE_KEY
 from prl.import_toml.translation import Translation, kind_of
 from prl.import_toml.tree import Tree, merged
 
@@ -29,6 +30,10 @@ ENV_WITHOUT = {
     "max_concurrent_agents": "rollout.max_inflight bounds them",
     "interception": "prl's harness needs none",
 }
+ELASTIC_WORKERS = 16
+"""Workers of an elastic server at most, where a file sets no bound; prl needs one."""
+EPISODE_SECONDS = 86400.0
+"""What an episode may take where a file sets no limit; prl needs one."""
 SERVE_WITHOUT = {
     "address": "prl starts its own environment servers",
     "max_concurrent": "rollout.max_inflight bounds them",
@@ -93,7 +98,11 @@ def _source(tree: Tree, prefix: str, notes: Translation) -> None:
 
 
 def _serving(tree: Tree, prefix: str, notes: Translation) -> None:
+    stated = tree.has("pool.type")
     pool = tree.take("pool.type", "elastic")
+    if pool not in ("elastic", "static"):
+        remedy = suggest(str(pool), ("elastic", "static"))
+        notes.problems.append(Problem(tree.full("pool.type"), pool, "no such variant", remedy))
     notes.move(
         tree,
         {
@@ -102,8 +111,11 @@ def _serving(tree: Tree, prefix: str, notes: Translation) -> None:
             "pool.multiplex": f"{prefix}.multiplex",
         },
     )
-    if pool == "elastic" and f"{prefix}.workers" in notes.values:
-        notes.put(f"{prefix}.elastic", True, tree.full("pool.type"))
+    if pool == "elastic":
+        notes.default(f"{prefix}.workers", ELASTIC_WORKERS)
+        notes.default(f"{prefix}.elastic", notes.values[f"{prefix}.workers"] != 1)
+    if stated:
+        notes.became[tree.full("pool.type")] = f"{prefix}.elastic"
     if pool == "static":
         notes.default(f"{prefix}.workers", 4)
     notes.drop(tree, SERVE_WITHOUT)
@@ -112,8 +124,10 @@ def _serving(tree: Tree, prefix: str, notes: Translation) -> None:
 
 def _environment(tree: Tree, prefix: str, notes: Translation) -> None:
     """The verifiers block: its taskset's options, limits, and one block per agent, all handed on."""
-    notes.move(tree, {"timeout.episode": f"{prefix}.timeout"})
+    notes.move(tree, {"timeout.episode": (f"{prefix}.timeout", lambda limit: limit or EPISODE_SECONDS)})
+    notes.default(f"{prefix}.timeout", EPISODE_SECONDS)
     notes.drop(tree, ENV_WITHOUT)
+    notes.refuse_rest(tree.branch("timeout"), {"episode": "", "finalize": ""})
     for key, value in dict(tree.take("taskset", {})).items():
         notes.put(f"{prefix}.taskset.{key}", value, tree.full(f"taskset.{key}"))
     for agent, value in list(tree.table.items()):
@@ -133,9 +147,10 @@ def algorithm(tree: Tree, prefix: str, notes: Translation, group: str) -> None:
     notes.drop(tree, {"length_penalty.type": "there is one, linear"})
     if tree.has("length_penalty"):
         notes.default(f"{prefix}.length_penalty.turns", 0.1)  # the block alone switches it on
-        pairs = (("output", "output_tokens"), ("input", "input_tokens"), ("turns", "turns"))
-        notes.move(tree, {f"length_penalty.{old}": f"{prefix}.length_penalty.{new}" for old, new in pairs})
-        tree.take("length_penalty")
+        pairs = {"output": "output_tokens", "input": "input_tokens", "turns": "turns"}
+        penalty = tree.branch("length_penalty")
+        notes.move(penalty, {old: f"{prefix}.length_penalty.{new}" for old, new in pairs.items()})
+        notes.refuse_rest(penalty, {"type": "", **pairs})
     if not isinstance(tree.table.get("sampling", {}).get("source", {}), dict):
         source = tree.take("sampling.source")  # by name there is but one
         if source != "policy":
@@ -157,17 +172,21 @@ def endpoint(tree: Tree, prefix: str, notes: Translation) -> None:
             "headers": f"{prefix}.headers",
         },
     )
-    notes.drop(tree, CLIENT_WITHOUT)
+    notes.drop(tree, {"wait_for_ready_timeout": "inference.ready_timeout is for all", **CLIENT_WITHOUT})
     notes.refuse_rest(tree, dict.fromkeys(("name", "base_url", "api_key_var", "headers")))
+    if f"{prefix}.base_url" in notes.values:
+        notes.default(f"{prefix}.api_key_var", ENGINE_KEY)
 
 
 CLIENT_WITHOUT = {
-    "wait_for_ready_timeout": "inference.ready_timeout",
     "headers_from_env": "prl reads the key only from the environment",
     "extra_headers_from_state": "prl sends X-Session-ID by itself",
     "skip_model_check": "an engine must serve the model",
     "admin_base_url": "prl asks the engine it was given",
 }
+
+
+GATE = "advantage_range"
 
 
 def curriculum(tree: Tree, prefix: str, notes: Translation) -> None:
@@ -176,13 +195,19 @@ def curriculum(tree: Tree, prefix: str, notes: Translation) -> None:
     kinds = {"standard": "standard", "difficulty_pool": "difficulty_pool"}
     group = "curriculum" if prefix == "curriculum" else f"curriculum@{prefix}"
     kind_of(sampler, "standard", kinds, notes, group)
-    for name, pool in dict(sampler.take("pools", {})).items():
-        for old, new in (("threshold", "max_reward"), ("max_reward", "max_reward"), ("weight", "weight")):
-            if old in pool:
-                notes.put(f"{prefix}.pools.{name}.{new}", pool[old], sampler.full(f"pools.{name}.{old}"))
+    pools = dict(sampler.take("pools", {}))
+    for name, pool in pools.items():
+        inner = Tree(pool, sampler.full(f"pools.{name}"))
+        keys = {"threshold": "max_reward", "max_reward": "max_reward", "weight": "weight"}
+        notes.move(inner, {old: f"{prefix}.pools.{name}.{new}" for old, new in keys.items()})
+        notes.refuse_rest(inner, keys)
     notes.move(sampler, {"seed": f"{prefix}.seed"})
     notes.refuse_rest(sampler, {"type": "", "pools": "", "seed": ""})
     for name, gate in dict(tree.take("gates", {})).items():
+        inner = Tree(gate, tree.full(f"gates.{name}"))
+        if (kind := inner.take("type", GATE)) != GATE:
+            notes.problems.append(Problem(inner.full("type"), kind, "no such variant", f"Valid: {GATE}."))
         for key in ("reject_min", "reject_max"):
-            notes.put(f"{prefix}.gates.{name}.{key}", gate.get(key, 0.0), tree.full(f"gates.{name}.{key}"))
+            notes.put(f"{prefix}.gates.{name}.{key}", inner.take(key, 0.0), inner.full(key))
+        notes.refuse_rest(inner, {"type": "", "reject_min": "", "reject_max": ""})
     notes.refuse_rest(tree, {"sampler": "", "gates": ""})

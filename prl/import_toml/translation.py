@@ -15,7 +15,11 @@ Rule = str | tuple[str, Callable[[Any], Any]]
 
 @dataclass
 class Translation:
-    """Collected while a tree is taken apart. `choices`: group -> option; `values`: prl key -> value."""
+    """Collected while a tree is taken apart. `choices`: group -> option; `values`: prl key -> value.
+
+    `without`: key -> why prl has no counterpart; `unsaid`: key that the file leaves out -> what prl does
+    where the format's default cannot be had.
+    """
 
     command: str
     choices: dict[str, str] = field(default_factory=dict)
@@ -23,6 +27,7 @@ class Translation:
     environments: list[str] = field(default_factory=list)
     became: dict[str, str] = field(default_factory=dict)
     without: dict[str, str] = field(default_factory=dict)
+    unsaid: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     _origins: dict[str, str] = field(default_factory=dict)
 
@@ -67,8 +72,10 @@ class Translation:
         """Note keys, or whole tables, that prl has no counterpart of."""
         for key, reason in reasons.items():
             if tree.has(key):
-                tree.take(key)
-                self.without[tree.full(key)] = reason
+                value = tree.take(key)
+                inner = Tree(value if isinstance(value, dict) else {}, tree.full(key))
+                keys = [name for name, _ in inner.leaves()] or [tree.full(key)]
+                self.without |= dict.fromkeys(keys, reason)
 
     def refuse_rest(self, tree: Tree, known: Mapping[str, Any]) -> None:
         """Whatever is left is no key of the format."""

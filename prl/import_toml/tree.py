@@ -55,6 +55,42 @@ class Tree:
         yield from _leaves(self.table, self.path)
 
 
+SECTIONS = frozenset(
+    (
+        "ckpt",
+        "slurm",
+        "lora",
+        "resume",
+        "heartbeat",
+        "metrics_server",
+        "wandb",
+        "file",
+        "prime",
+        "eval",
+        "val",
+        "inference",
+        "curriculum",
+        "router",
+        "kv_cache_offload",
+        "length_penalty",
+        "vlm",
+        "filter",
+        "tokenizer",
+        "chat_template",
+        "client",
+        "tags",
+        "revision",
+    )
+)
+"""Keys that the format lets a file disable; in prl leaving them out says the same."""
+
+
+def without_disabled(table: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` without optional sections that are null."""
+    kept = {key: value for key, value in table.items() if not (value == NULL and key in SECTIONS)}
+    return {key: without_disabled(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Tables merged key by key, all else as in `second`: later files win."""
     result = dict(first)

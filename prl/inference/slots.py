@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from prl.inference.request import Request
-from prl.inference.sampling import Controls
-
-BELOW_ONE = 1.0 - 2.0**-40
-"""Uniforms are scaled by this: `uniform * total` then never rounds up to `total`."""
+from prl.inference.sampling import BELOW_ONE, Controls
 
 POSITION, COUNT, LIMIT, MINIMUM, LAST, TOP_K, GREEDY = range(7)
 TEMPERATURE, TOP_P, MIN_P = range(3)

@@ -45,6 +45,7 @@ class Settings:
     listening: Callable[[], None] = lambda: None
     updates: int = 0
     """Updates begun: part of every cache salt."""
+    told_unproven: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -164,10 +165,10 @@ async def update_weights(state: Any, body: dict[str, Any]) -> dict[str, Any]:
     if mode not in MODES:
         raise ValueError(f"fingerprint={mode!r}: must be one of {', '.join(MODES)}")
     started = time.monotonic()
-    printed = await _apply(state, Path(directory), str(version), mode)
+    loaded = await _apply(state, Path(directory), str(version), mode)
     seconds = time.monotonic() - started
-    logger.info("policy version %d served after %.3f s (%s)", version, seconds, printed)
-    return {"version": version, "fingerprint": printed, "seconds": seconds}
+    logger.info("policy version %d served after %.3f s (%s)", version, seconds, loaded["fingerprint"])
+    return {"version": version, **loaded, "seconds": seconds}
 
 
 async def load_lora_adapter(state: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -178,11 +179,12 @@ async def load_lora_adapter(state: Any, body: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f'load_lora_adapter needs {{"lora_path": <directory>, "lora_name": {SETTINGS.model!r}}}'
         )
-    return {"fingerprint": await _apply(state, Path(path), None, SETTINGS.fingerprint_mode)}
+    return await _apply(state, Path(path), None, SETTINGS.fingerprint_mode)
 
 
-async def _apply(state: Any, directory: Path, version: str | None, mode: str) -> str:
-    """Pause unless that is done, load, drop the prefix cache; the fingerprint that all workers found."""
+async def _apply(state: Any, directory: Path, version: str | None, mode: str) -> dict[str, Any]:
+    """Pause unless that is done, load, drop the prefix cache; the `fingerprint` that all workers found, and
+    how many tensors are `unproven`."""
     client = state.engine_client
     async with SETTINGS.lock:
         was_paused = await client.is_paused()
@@ -190,35 +192,51 @@ async def _apply(state: Any, directory: Path, version: str | None, mode: str) ->
             await client.pause_generation(mode="keep", clear_cache=False)
         try:
             SETTINGS.updates += 1
-            printed = await _load(state, directory, mode)
+            loaded = await _load(state, directory, mode)
             await client.reset_prefix_cache()
             if version is not None and hasattr(client, "update_weight_version"):
                 await client.update_weight_version(version)
         finally:
             if not was_paused:
                 await client.resume_generation()
-    return printed
+    return loaded
 
 
-async def _load(state: Any, directory: Path, mode: str) -> str:
+async def _load(state: Any, directory: Path, mode: str) -> dict[str, Any]:
     client = state.engine_client
     offer = await asyncio.to_thread(read_offer, directory)
     if offer and offer.adapter is not None:
         with tempfile.TemporaryDirectory(prefix="prl-adapter-") as into:
-            args = (str(directory), mode, into)
-            prints = await client.collective_rpc("prl_receive_adapter", args=args)
-            await _serve_adapter(state, Path(into))
-    elif (directory / ADAPTER_CONFIG).is_file():
-        prints = await client.collective_rpc("prl_fingerprint", args=(str(directory), mode))
-        await _serve_adapter(state, directory)
-    else:
-        if offer is None:
-            await asyncio.to_thread(_check_fit, state, directory)
-        prints = await client.collective_rpc("prl_load", args=(str(directory), mode))
-        state.openai_serving_models.lora_requests.pop(SETTINGS.model, None)  # it lay over other weights
-    if len(set(prints)) != 1:
-        raise RuntimeError(f"the workers hold different weights: {', '.join(sorted(set(prints)))}")
-    return str(prints[0])
+            args = (str(directory), into)
+            await client.collective_rpc("prl_receive_adapter", args=args)
+            return await _serve_adapter(state, Path(into), mode)
+    if (directory / ADAPTER_CONFIG).is_file():
+        return await _serve_adapter(state, directory, mode)
+    if offer is None:
+        await asyncio.to_thread(_check_fit, state, directory)
+    proofs = await client.collective_rpc("prl_load", args=(str(directory), mode))
+    state.openai_serving_models.lora_requests.pop(SETTINGS.model, None)  # it lay over other weights
+    return _agreed(proofs)
+
+
+def _agreed(proofs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the workers found, together. Each holds a part of the model, so one that differs is enough: its
+    fingerprint is then in the answer, which is nobody's."""
+    prints = sorted({proof["fingerprint"] for proof in proofs})
+    if different := sorted({name for proof in proofs for name in proof["different"]}):
+        logger.error("served are other values than were received: %s", _few(different))
+    unproven = sorted(set.intersection(*(set(proof["unproven"]) for proof in proofs)))
+    if unproven and not SETTINGS.told_unproven:
+        SETTINGS.told_unproven = True
+        logger.warning(
+            "%d tensors lie where they cannot be read back, so only their receipt is proven: %s",
+            *(len(unproven), _few(unproven)),
+        )
+    return {"fingerprint": " and ".join(prints), "unproven": len(unproven)}
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _check_fit(state: Any, directory: Path) -> None:
@@ -230,14 +248,23 @@ def _check_fit(state: Any, directory: Path) -> None:
     known = getattr(state, "prl_shapes", None)
     missing = set() if known is None else set(known) - set(specs)
     if known is None:
-        model = Path(state.engine_client.model_config.model)
-        known = {name: spec.shape for name, spec in WeightFiles(model).specs().items()}
-    if faults := sorted({name for name in specs if known.get(name) != specs[name]} | missing):
-        raise ValueError(f"{directory}: these weights do not fit: {', '.join(faults[:5])}")
+        known = _model_shapes(Path(state.engine_client.model_config.model))
+    faults = {name for name in specs if known is not None and known.get(name) != specs[name]} | missing
+    if faults:
+        raise ValueError(f"{directory}: these weights do not fit: {_few(sorted(faults))}")
     state.prl_shapes = specs
 
 
-async def _serve_adapter(state: Any, directory: Path) -> None:
+def _model_shapes(directory: Path) -> dict[str, tuple[int, ...]] | None:
+    """Name -> shape in the model's own files; None for a model of random weights, which has none: vLLM's
+    loader and the proof then judge what does not fit."""
+    try:
+        return {name: spec.shape for name, spec in WeightFiles(directory).specs().items()}
+    except FileNotFoundError:
+        return None
+
+
+async def _serve_adapter(state: Any, directory: Path, mode: str) -> dict[str, Any]:
     """Requests for the policy's name get the adapter from now on; the base answers to no name any more."""
     from vllm.lora.request import LoRARequest
 
@@ -245,6 +272,8 @@ async def _serve_adapter(state: Any, directory: Path) -> None:
     await state.engine_client.add_lora(request)
     served = LoRARequest(SETTINGS.model, ADAPTER_ID, str(directory))
     state.openai_serving_models.lora_requests[SETTINGS.model] = served
+    args = (str(directory), ADAPTER_ID, mode)
+    return _agreed(await state.engine_client.collective_rpc("prl_prove_adapter", args=args))
 
 
 def _refuse_frozen() -> None:

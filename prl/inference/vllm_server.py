@@ -16,11 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from prl.config.schema import LogConfig
 from prl.config.serving import VllmConfig
 from prl.config.training import ModelConfig
 from prl.inference.roles import engine_port, fingerprint_mode, is_policy, weight_dtype
 from prl.inference.vllm_admin import SETTINGS
-from prl.run_dir import RunDir
+from prl.log_lines import dict_config
+from prl.run_dir import RunDir, write_atomic
 
 SERVERS = (
     ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.launchers.cli_args"),
@@ -50,6 +52,7 @@ def serve(config: Any, run: RunDir, role: str, model: ModelConfig, directory: Pa
     assert isinstance(engine, VllmConfig)
     on_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     prepare_environment(engine, on_gpu)
+    prepare_logging(config.log, run, role)
     server, cli = _modules()
     if not on_gpu:
         check_head_size(directory)
@@ -71,6 +74,16 @@ def prepare_environment(engine: VllmConfig, on_gpu: bool) -> None:
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
     os.environ.update(engine.env)
+
+
+def prepare_logging(log: LogConfig, run: RunDir, role: str) -> None:
+    """With `log.format=json` vLLM and its engine processes write JSON lines too, unless `inference.env` has a
+    logging configuration of its own."""
+    if log.format == "json" and "VLLM_LOGGING_CONFIG_PATH" not in os.environ:
+        path = run.configs / f"{role.replace('/', '_')}_logging.json"
+        level = os.environ["VLLM_LOGGING_LEVEL"]
+        write_atomic(path, json.dumps(dict_config(role, "vllm", level)))
+        os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(path)
 
 
 def vllm_options(config: Any, role: str, model: ModelConfig, directory: Path, on_gpu: bool) -> dict[str, Any]:

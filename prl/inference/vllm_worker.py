@@ -1,8 +1,7 @@
 """What prl adds to vLLM's workers (`--worker-extension-cls`): they load, prove and receive weights.
 
 The methods run in each worker process through `collective_rpc`. vLLM's own loader maps Hugging Face names to
-its fused and sharded parameters, so the fingerprint covers every tensor as it enters that loader, together
-with the check that the loader filled all parameters of the model.
+its fused and sharded parameters; what it made of them is read back for the fingerprint.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from prl.inference.vllm_adapter_layout import AdapterLayout
+from prl.inference.vllm_layout import Layout
+from prl.inference.vllm_proof import Received, ServedProof
 from prl.sync.collective import Broadcast
-from prl.sync.fingerprint import Fingerprinter, fingerprint
 from prl.sync.group import Group, join
 from prl.sync.offer import read_offer
 from prl.sync.weight_files import ADAPTER_CONFIG, ADAPTER_FILE, WeightFiles
@@ -27,6 +28,7 @@ class WorkerExtension:
     """Methods of a worker; every attribute that is not defined here is vLLM's."""
 
     prl_group: Group | None = None
+    prl_proof: ServedProof | None = None
     model_runner: Any
     device: torch.device
     rank: int
@@ -43,28 +45,37 @@ class WorkerExtension:
         self.prl_group = join(host, port, session, rank, workers, timeout, self.device)
         return rank
 
-    def prl_load(self, weight_dir: str, mode: str) -> str:
-        """Load the version that `weight_dir` describes; the fingerprint of what entered the loader.
+    def prl_load(self, weight_dir: str, mode: str) -> dict[str, Any]:
+        """Load the version that `weight_dir` describes; what `ServedProof.result` says of it then.
 
         Raises RuntimeError when the tensors do not cover the model: it is then partly loaded.
         """
-        prints = Fingerprinter(mode)
+        received = Received(mode)
         source = self._prl_source(Path(weight_dir))
-        load_in_place(self.model_runner, _printed(source.tensors(), prints), self.device)
-        return prints.result()
+        load_in_place(self.model_runner, received.watch(source.tensors()), self.device)
+        if self.prl_proof is None or self.prl_proof.mode != mode:
+            layout = Layout(self.model_runner.get_model(), all_columns=mode == "full")
+            self.prl_proof = ServedProof(layout, mode)
+        return self.prl_proof.result(received)
 
-    def prl_receive_adapter(self, weight_dir: str, mode: str, into: str) -> str:
+    def prl_receive_adapter(self, weight_dir: str, into: str) -> None:
         """Receive an adapter by broadcast; the first worker writes it to `into` in PEFT's format."""
         source = self._prl_source(Path(weight_dir))
         assert isinstance(source, Broadcast)
         received = {name: tensor.to("cpu", copy=True) for name, tensor in source.tensors()}
         if self.rank == 0:
             write_adapter(Path(into), received, source.offer.adapter or {})
-        return fingerprint(received.items(), mode)
 
-    def prl_fingerprint(self, adapter_dir: str, mode: str) -> str:
-        """Fingerprint of an adapter's file as this worker reads it."""
-        return fingerprint(WeightFiles(Path(adapter_dir)).tensors(), mode)
+    def prl_prove_adapter(self, adapter_dir: str, adapter: int, mode: str) -> dict[str, Any]:
+        """What `ServedProof.result` says of the adapter in `adapter_dir`, served as number `adapter`."""
+        config = json.loads((Path(adapter_dir) / ADAPTER_CONFIG).read_text())
+        runner = self.model_runner
+        manager = runner.lora_manager._adapter_manager
+        received = Received(mode)
+        for _ in received.watch(WeightFiles(Path(adapter_dir)).tensors()):
+            pass
+        layout = AdapterLayout(runner.get_model(), manager, adapter, config)
+        return ServedProof(layout, mode).result(received)
 
     def _prl_source(self, directory: Path) -> WeightFiles | Broadcast:
         if offer := read_offer(directory):
@@ -119,9 +130,3 @@ def _repack_heads(model: torch.nn.Module) -> None:
 def _loads_directly(runner: Any, model: torch.nn.Module) -> bool:
     fused_experts = any("MoE" in type(module).__name__ for module in model.modules())
     return runner.model_config.quantization is None and not fused_experts
-
-
-def _printed(tensors: Iterator[tuple[str, Tensor]], prints: Fingerprinter) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors:
-        prints.add(name, tensor)
-        yield name, tensor

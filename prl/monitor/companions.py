@@ -22,7 +22,7 @@ def companions(config: Any, run: RunDir) -> Iterator[None]:
         if config.tracking.system_seconds:
             from prl.tracking.system import SystemMetrics
 
-            system = SystemMetrics(run.metrics, run.path, config.tracking.system_seconds)
+            system = SystemMetrics(run.path, config.tracking.system_seconds)
             system.start()
             stack.callback(system.close)
         if config.monitor.heartbeat_url:

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import logging
-import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from prl.tracking.pulse import Pulse, told_bytes
 
 log = logging.getLogger(__name__)
 
 TIMEOUT = 1.0
 
 
-class Heartbeat:
+class Heartbeat(Pulse):
     """Fetches `url` at most every `seconds`, only when the metric streams or traces of the run grew."""
 
     def __init__(self, url: str, run: Path, seconds: float) -> None:
+        super().__init__("heartbeat", seconds)
         self._url = url
         self._run = run
-        self._seconds = seconds
         self._size = self._told()
         self._failing = False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="heartbeat", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self, timeout: float = 2.0) -> None:
-        self._stop.set()
-        self._thread.join(timeout)
-
-    def _follow(self) -> None:
-        while not self._stop.wait(self._seconds):
-            size = self._told()
-            if size > self._size and self._fetch():
-                self._size = size
+    def beat(self) -> None:
+        size = self._told()
+        if size > self._size and self._fetch():
+            self._size = size
 
     def _fetch(self) -> bool:
         """True if the beat arrived. One that did not is sent again at the next turn, progress or not."""
@@ -51,6 +42,6 @@ class Heartbeat:
             return False
 
     def _told(self) -> int:
-        """Bytes of what only work makes longer: system metrics go on when nothing else does."""
-        streams = (path for path in self._run.glob("metrics/*.jsonl") if path.name != "system.jsonl")
-        return sum(path.stat().st_size for path in (*streams, *self._run.glob("traces/index*.jsonl")))
+        return told_bytes(self._run) + sum(
+            path.stat().st_size for path in self._run.glob("traces/index*.jsonl")
+        )

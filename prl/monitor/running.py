@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from prl.checkpoint.retention import complete_steps
 from prl.monitor.findings import RECENT, Finding, recent, setting, share
 from prl.monitor.observed import Observed, ending, silence
 
@@ -17,11 +19,10 @@ def ended_badly(observed: Observed) -> Finding | None:
     how = ending(observed.run)
     if how not in ("FAILED", "KILLED"):
         return None
-    knob = f"run.name={observed.name} run.resume=latest goes on from the last checkpoint"
     if how == "KILLED":
-        return Finding("stopped", "notice", f"attempt {observed.run.attempt} was stopped", knob)
+        return Finding("stopped", "notice", f"attempt {observed.run.attempt} was stopped", going_on(observed))
     where = f"{observed.run.logs} has its logs; STATUS.md has the reason"
-    return Finding("failed", "down", f"attempt {observed.run.attempt} failed; {where}", knob)
+    return Finding("failed", "down", f"attempt {observed.run.attempt} failed; {where}", going_on(observed))
 
 
 def gone_silent(observed: Observed, now: float | None = None) -> Finding | None:
@@ -30,10 +31,20 @@ def gone_silent(observed: Observed, now: float | None = None) -> Finding | None:
     if quiet is None:
         return None
     evidence = f"nothing was told for {quiet / 60:.0f} min, and no end was noted"
-    knob = (
-        f"look at {observed.run.logs}; if nothing runs, go on by run.name={observed.name} run.resume=latest"
-    )
+    knob = f"look at {observed.run.logs}; if nothing runs: {going_on(observed)}"
     return Finding("silent", "down", evidence, knob)
+
+
+def going_on(observed: Observed) -> str:
+    """The overrides by which the run goes on; a training run without a checkpoint can only begin again."""
+    own = setting(observed, "ckpt.dir")
+    steps = complete_steps(Path(own) if own else observed.run.path / "checkpoints")
+    resume = f"run.name={observed.name} run.resume=latest"
+    if steps:
+        return f"{resume}, which goes on from step {steps[-1]}"
+    if own or observed.config.get("command") == "eval":
+        return f"{resume}, which goes on from where it was"
+    return f"run.name={observed.name} run.clean=true ckpt=interval: it has no checkpoint to go on from"
 
 
 def starving_trainer(observed: Observed) -> Finding | None:

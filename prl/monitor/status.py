@@ -83,7 +83,7 @@ def check_in(observed: Observed) -> Status:
         notes.append("errors in the newest steps: " + ", ".join(f"{name} {count}" for name, count in errors))
     return Status(
         step=f"{observed.step}/{observed.max_steps or '∞'}",
-        health=health(found),
+        health=health(found, how),
         progress=_progress(observed, how),
         stability=_told(observed, ("mismatch_kl", "entropy", "grad_norm", "truncated", "errors")),
         performance=_performance(observed),
@@ -91,10 +91,13 @@ def check_in(observed: Observed) -> Status:
     )
 
 
-def health(found: Sequence[Finding]) -> str:
-    """Down when nothing runs that should or the loss is lost, Degraded in trouble, else Healthy."""
+def health(found: Sequence[Finding], how: str | None = None) -> str:
+    """Down when nothing runs that should or the loss is lost, Degraded in trouble, else Healthy.
+
+    `how`: how the run ended, if it did; one that was stopped before its end is down.
+    """
     severities = {finding.severity for finding in found}
-    if "down" in severities:
+    if "down" in severities or how in ("FAILED", "KILLED"):
         return "Down"
     return "Degraded" if "trouble" in severities else "Healthy"
 
@@ -105,8 +108,10 @@ def _progress(observed: Observed, how: str | None) -> str:
     if not curve:
         return "no step yet"
     points = list(curve.values())
-    first, now = sum(points[:10]) / len(points[:10]), recent(curve)
-    text = f"{name} {now:.3f} over the newest 10 steps, {first:.3f} over the first 10"
+    span = min(10, max(1, len(points) // 2))  # what is compared must not overlap
+    first, now = sum(points[:span]) / span, sum(points[-span:]) / span
+    steps = "step" if span == 1 else f"{span} steps"
+    text = f"{name} {now:.3f} over the newest {steps}, {first:.3f} over the first"
     left = None if how else seconds_left(observed)
     return text + (f", about {spoken_time(left)} left" if left else "")
 

@@ -82,9 +82,21 @@ async def _algorithm(
         policy_scorer=scorers[0],
         teacher=scorers[1],
         render_prefix=_prefix_renderer(config),
+        longest=_longest_scored(config, env),
     )
     await algorithm.setup()
     return algorithm
+
+
+def _longest_scored(config: RlConfig, env: str) -> int | None:
+    """Tokens that fit the engine that scores them; not known of a teacher that is served elsewhere.
+
+    vLLM, unlike the embedded engine, needs room for the one token that a request must sample.
+    """
+    teacher: Any = getattr(algo_of(config, env), "teacher", None)
+    if teacher is not None and teacher.base_url is not None:
+        return None
+    return config.inference.max_model_len - (config.inference.name != "embedded")
 
 
 async def _check_teacher(env: str, teacher: Endpoint, scorer: LogprobScorer) -> None:

@@ -76,7 +76,7 @@ def _turn(raw: Any, number: int) -> Turn | None:
         raise ValueError(f"turn {number}: content is {found}, text or a list of parts is needed")
     if calls is not None:
         parsed = _parsed(calls, f"tool_calls of turn {number}")
-        if not isinstance(parsed, list):
+        if parsed is not None and not isinstance(parsed, list):
             raise ValueError(f"turn {number}: tool_calls is {type(parsed).__name__}, a list is needed")
         if parsed:
             turn["tool_calls"] = [_call(call, number) for call in parsed]
@@ -90,8 +90,8 @@ def _call(raw: Any, number: int) -> dict[str, Any]:
     function = _parsed(function, f"a tool call of turn {number}")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"turn {number}: a tool call without the name of its function")
-    arguments = function.get("arguments")
-    arguments = {} if arguments is None else _parsed(arguments, f"arguments of a tool call of turn {number}")
+    arguments = _parsed(function.get("arguments"), f"arguments of a tool call of turn {number}")
+    arguments = {} if arguments is None else arguments
     if not isinstance(arguments, Mapping):
         raise ValueError(f"turn {number}: the arguments of {function['name']} are no table")
     around = {key: value for key, value in call.items() if key not in ("function", "name", "arguments")}
@@ -104,9 +104,9 @@ def _call(raw: Any, number: int) -> dict[str, Any]:
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
     """Function schemas in OpenAI's shape; None without any."""
-    if value is None or value in ("", []):
-        return None
     parsed = _parsed(value, "tools")
+    if parsed is None:
+        return None
     if not isinstance(parsed, list):
         raise ValueError(f"tools are {type(parsed).__name__}, a list of function schemas is needed")
     return [_tool(without_nulls(_parsed(tool, "a tool"))) for tool in parsed] or None
@@ -128,9 +128,12 @@ def without_nulls(value: Any) -> Any:
 
 
 def _parsed(value: Any, what: str) -> Any:
-    """`value`, read as JSON where it is text."""
+    """`value`, read as JSON where it is text. Blank text says nothing, as null does: a column of texts has
+    no other way to say it."""
     if not isinstance(value, str):
         return value
+    if not value.strip():
+        return None
     try:
         return json.loads(value)
     except ValueError as error:

@@ -70,7 +70,7 @@ class RowFeed:
         self.reader, self.counters = reader, counters
         per_row = data.micro_batch_size
         self._rows = data.batch_size // (per_row * ranks)
-        self._packer = make_packer(data.packing, config.trainer.seq_len, per_row)
+        self._packer = make_packer(data.packing, config.trainer.seq_len, per_row, reader.position.next)
         self._env = data.name
         # Compiled layers are compiled anew for every new length.
         whole = config.trainer.seq_len * per_row if data.packing == "cat" else None

@@ -45,13 +45,14 @@ def main(config: SftConfig, run: RunDir, role: str) -> None:
     training.publish(start)
     if (told := training.validate(start)) and stream:
         stream.log(told, start)
-    collect_garbage_rarely()
+    if config.trainer.gc_interval is not None:
+        collect_garbage_rarely()
     stopped = False
     for step in count(start + 1):
         metrics = training.step(step)
         if stream:
             stream.log(metrics, step)
-        if step % config.trainer.gc_interval == 0:
+        if config.trainer.gc_interval is not None and step % config.trainer.gc_interval == 0:
             gc.collect()
         if step == config.max_steps:
             break

@@ -60,10 +60,14 @@ class Cat:
 
 
 class Stack:
-    """Rows of `height` documents whose lengths share a power of two, 256 at least."""
+    """Rows of `height` documents whose lengths share a power of two, 256 at least.
 
-    def __init__(self, height: int) -> None:
-        self._height = height
+    `since`: the first index that was not read before; documents below it were pending at a checkpoint, and
+    adding them again must finish no row that they did not finish then.
+    """
+
+    def __init__(self, height: int, since: int = 0) -> None:
+        self._height, self._since = height, since
         self._buckets: dict[int, Row] = {}
 
     def add(self, document: Document) -> Row | None:
@@ -74,6 +78,8 @@ class Stack:
         bucket.append(document)
         if len(bucket) == self._height:
             return self._buckets.pop(size)
+        if document.index < self._since:
+            return None
         oldest = min(self._buckets, key=lambda size: self._buckets[size][0].index)
         if document.index - self._buckets[oldest][0].index > PATIENCE:
             return self._buckets.pop(oldest)
@@ -88,9 +94,9 @@ class Stack:
         return sorted(document.index for bucket in self._buckets.values() for document in bucket)
 
 
-def make_packer(packing: str, seq_len: int, micro_batch_size: int) -> Packer:
-    """The packer of `data.packing`."""
-    return Stack(micro_batch_size) if packing == "stack" else Cat(seq_len * micro_batch_size)
+def make_packer(packing: str, seq_len: int, micro_batch_size: int, since: int = 0) -> Packer:
+    """The packer of `data.packing`; `since` as in `Stack`."""
+    return Stack(micro_batch_size, since) if packing == "stack" else Cat(seq_len * micro_batch_size)
 
 
 def as_micro_batch(row: Row, env: str, length: int | None = None) -> MicroBatch:

@@ -36,10 +36,14 @@ class Fingerprinter:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Take a tensor (any shape, dtype and device) into account. Raises ValueError on a second `name`."""
+        self.add_covered(name, tuple(tensor.shape), covered(tensor, self._mode))
+
+    def add_covered(self, name: str, shape: tuple[int, ...], covered_values: Tensor) -> None:
+        """As `add` of a tensor of this `shape`, of which the covered elements were taken before."""
         if name in self._headers:
             raise ValueError(f"{name}: two tensors of this name in one set of weights")
-        self._headers[name] = f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode()
-        values = _values(tensor.detach(), self._mode).contiguous().view(torch.uint8)
+        self._headers[name] = f"{name}|{shape}|{covered_values.dtype}|".encode()
+        values = covered_values.contiguous().view(torch.uint8)
         if values.device.type == "cuda" and self._mode == "sampled":
             self._on_device[name] = values.clone()
         else:
@@ -72,11 +76,22 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]], mode: str = "sampled") ->
     return prints.result()
 
 
-def _values(tensor: Tensor, mode: str) -> Tensor:
-    flat = tensor.reshape(-1)
-    if mode == "full" or flat.numel() <= SAMPLES_PER_TENSOR:
-        return flat
-    return flat[_positions(flat.numel(), flat.device)]
+def covered(tensor: Tensor, mode: str) -> Tensor:
+    """The elements of a tensor that a fingerprint reads, flat, on its device; a view where that is all."""
+    tensor = tensor.detach()
+    positions = covered_positions(tensor.numel(), mode, tensor.device)
+    if positions is None:
+        return tensor.reshape(-1)
+    if tensor.is_contiguous():
+        return tensor.view(-1)[positions]
+    return tensor[torch.unravel_index(positions, tensor.shape)]  # flattening it would copy all of it
+
+
+def covered_positions(size: int, mode: str, device: torch.device | str = "cpu") -> Tensor | None:
+    """Where a flat tensor of `size` elements is read: [SAMPLES_PER_TENSOR]; None for everywhere."""
+    if mode == "full" or size <= SAMPLES_PER_TENSOR:
+        return None
+    return _positions(size, torch.device(device))
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ shape depends on: how many workers there are, and on which devices.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,6 +91,7 @@ def _form(
 ) -> Group:
     if backend == "gloo":
         return Group(dist.ProcessGroupGloo(store, rank, size, timeout), store, rank, torch.device("cpu"))
+    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # both ends must agree; read when NCCL starts
     torch.cuda.set_device(device)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from prl.tracking.board import Board, Row
 from prl.tracking.progress import outlook
 from prl.tracking.reader import MetricTails
-from prl.tracking.terminal import Follower, LivePicture, PlainNotes, clock, is_live
+from prl.tracking.terminal import Follower, LivePicture, PlainNotes, is_live, tenths
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -37,10 +37,17 @@ class View(Protocol):
 class Display:
     """Shows the metrics below `metrics` until `close`, in the way that `log.display` names."""
 
-    def __init__(self, mode: str, metrics: Path, max_steps: int | None, out: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        mode: str,
+        metrics: Path,
+        max_steps: int | None,
+        out: TextIO | None = None,
+        form: str = "text",
+    ) -> None:
         self._tails = MetricTails(metrics)
         self.board = Board(max_steps)
-        self._view = make_view(mode, out or sys.stdout)
+        self._view = make_view(mode, out or sys.stdout, form)
         self._follower = Follower(self._view, self._look, REFRESH_SECONDS)
         self.note = self._follower.note
 
@@ -59,11 +66,11 @@ class Display:
             self._view.show(self.board, finished)
 
 
-def make_view(mode: str, out: TextIO) -> View:
-    """The view for live, plain, none or auto (live on a terminal, else plain)."""
+def make_view(mode: str, out: TextIO, form: str = "text") -> View:
+    """The view for live, plain, none or auto (live on a terminal, else plain); lines in `form`."""
     if mode == "none":
-        return SilentView(out)
-    return LiveView(out) if is_live(mode, out) else PlainView(out)
+        return SilentView(out, form)
+    return LiveView(out) if is_live(mode, out) else PlainView(out, form)
 
 
 class SilentView(PlainNotes):
@@ -73,11 +80,15 @@ class SilentView(PlainNotes):
 
 
 class PlainView(PlainNotes):
-    """One line a step."""
+    """One line a step; as JSON also one whenever another tenth of the run is done."""
 
     def show(self, board: Board, finished: list[Row]) -> None:
         for row in finished:
-            self.note(f"{clock()} step {row.step}/{board.max_steps or '∞'}  {plain_line(row)}")
+            text = f"step {row.step}/{board.max_steps or '∞'}  {plain_line(row)}"
+            self.tell(text, event="step", max_steps=board.max_steps, **asdict(row))
+            tenth = tenths(row.step - 1, row.step, board.max_steps)
+            if self._json and tenth is not None:
+                self.tell(f"{tenth}0 %", event="progress", done=row.step, of=board.max_steps)
 
 
 class LiveView(LivePicture):

@@ -11,8 +11,8 @@ from typing import Any
 
 from prl.run_dir import RunDir
 from prl.tracking.names import safe_name
-from prl.tracking.params import redact_override
-from prl.tracking.provenance import git_commit, job_tags
+from prl.tracking.provenance import code_directory, git_commit, job_tags
+from prl.tracking.secrets import redact_override
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Facts:
 
 def tags_of(facts: Facts) -> dict[str, str]:
     """Tags by which runs are found and compared."""
-    config, commit = facts.config, git_commit()
+    config, commit = facts.config, git_commit(code_directory())
     tags = {
         "command": facts.command,
         "model": config.model.name,

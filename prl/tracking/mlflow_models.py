@@ -13,6 +13,7 @@ from prl.config.load import load_resolved
 from prl.config.serving import MlflowConfig
 from prl.run_dir import RunDir
 from prl.tracking.mlflow_store import find_store, locked, quieten_mlflow
+from prl.tracking.secrets import redact
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -93,7 +94,7 @@ def note_export(run: Path, weights: Path, name: str | None) -> str | None:
             client.set_tag(run_id, tag, str(weights))
             return f"version {register(client, name, weights, run_id)} of {name} in MLflow" if name else None
     except Exception as error:  # the weights are written, whatever the tracker does
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = str(redact(" ".join(f"{type(error).__name__}: {error}".split())))[:300]
         if name:
             raise ValueError(f"register={name}: {reason}; the weights are in {weights}") from error
         return f"MLflow was not told of the export: {reason}"

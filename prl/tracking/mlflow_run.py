@@ -20,10 +20,11 @@ from prl.tracking.mlflow_store import Store, create_database, locked, quieten_ml
 from prl.tracking.mlflow_sweep import join_sweep, settle_sweep
 from prl.tracking.mlflow_traces import send_traces, table_of
 from prl.tracking.names import MetricNames, safe_name
-from prl.tracking.params import flatten, redact
+from prl.tracking.params import flatten
 from prl.tracking.plots import write_plots
-from prl.tracking.provenance import attempt_files
+from prl.tracking.provenance import attempt_files, code_directory
 from prl.tracking.reader import MetricTails, Record
+from prl.tracking.secrets import redact
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -40,9 +41,7 @@ REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 class TrackedRun:
     """Metrics, params, tags, artifacts and status of one run. Any call may raise what the tracker raises."""
 
-    def __init__(
-        self, facts: Facts, store: Store, owners: dict[str, str], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, facts: Facts, store: Store, names: MetricNames, say: Callable[[str], None]) -> None:
         self._facts = facts
         self._store = store
         self._say = say
@@ -51,7 +50,7 @@ class TrackedRun:
         self._sample: dict[str, list[Any]] = {}
         self.run_id = ""
         self.parent_id: str | None = None
-        self.names = MetricNames(owners)
+        self.names = names
         self.refused: set[str] = set()
 
     def connect(self) -> None:
@@ -194,7 +193,7 @@ class TrackedRun:
         text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
         if self._facts.command == "sft":
             log_inputs(client, self.run_id, self._facts.config)
-        files = {"resolved.yaml": text, **attempt_files(self._facts.run)}
+        files = {"resolved.yaml": text, **attempt_files(self._facts.run, code_directory())}
         for name, content in files.items():
             client.log_text(self.run_id, content, f"config/attempt_{self._facts.run.attempt}/{name}")
 

@@ -22,7 +22,9 @@ from prl.run_dir import write_atomic
 from prl.tracking.facts import Facts
 from prl.tracking.mlflow_run import TrackedRun
 from prl.tracking.mlflow_store import Store
+from prl.tracking.names import MetricNames
 from prl.tracking.reader import MetricTails, Record
+from prl.tracking.secrets import redact
 from prl.tracking.trace_sample import SampleState, TraceSample
 
 log = logging.getLogger(__name__)
@@ -34,18 +36,17 @@ NICENESS = 5
 MANY_RECORDS = 1000
 TRACE_FAILURES = 3
 """Failures in a row after which a tracker that takes metrics is asked for no traces any more."""
+SLOW_SECONDS = 480.0
 REGISTER_SECONDS = 600.0
 """What the registration of the finished run's model may take beyond everything else: it exports weights."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """What the MLflow run `run_id` has: bytes of each stream, the owners of names that were contested, and
-    how far the index of episodes was sampled."""
+    """What the MLflow run `run_id` has: bytes of each stream, and how far episodes were sampled."""
 
     run_id: str = ""
     offsets: dict[str, int] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)
     sample: dict[str, int] = field(default_factory=dict)
 
 
@@ -61,13 +62,16 @@ class MlflowWriter:
         self._directory = facts.run.metrics
         self._saved = _read_cursor(self._cursor)
         self._tails = MetricTails(self._directory, self._saved.offsets)
-        self._tracked = TrackedRun(facts, store, self._saved.owners, say)
+        self._names_file = facts.run.path / "mlflow_names.json"
+        self._names = MetricNames(_read_json(self._names_file))
+        self._tracked = TrackedRun(facts, store, self._names, say)
         self._pending: list[Record] = []
         self._facts = facts
         self._sample = _trace_sample(facts, SampleState(**self._saved.sample))
         self._episodes: list[dict[str, Any]] = []
         self._trace_failures = 0
         self._troubled = False
+        self._status_told = False
         self._settled = False
         self._status: str | None = None
         self._wake = threading.Event()
@@ -84,25 +88,30 @@ class MlflowWriter:
     def close(self, status: str, timeout: float, impatient: Callable[[], bool] = lambda: False) -> bool:
         """Send what is left and record `status`; True if all of it arrived.
 
-        Gives up after `timeout` seconds, or once `impatient` says so.
+        Gives up after `timeout` seconds, or once `impatient` says so. A run that went well waits longer for a
+        tracker that is at work and only slow, as where the runs of a sweep share a node.
         """
         if self._registers(status):
             timeout += REGISTER_SECONDS
         self._deadline = time.monotonic() + timeout
         self._status = status
         self._wake.set()
-        while self._thread.is_alive() and time.monotonic() < self._deadline and not impatient():
+        while self._thread.is_alive() and time.monotonic() < self._limit(status) and not impatient():
             self._thread.join(0.1)
         over = not self._thread.is_alive()
         done = self._settled or (over and not self._troubled)
         if not done:
+            missing = "the last metrics" if self._status_told else f"the last metrics and the status {status}"
             self._say(
-                f"MLflow lacks the last metrics and the status {status} of this run. "
+                f"MLflow lacks {missing} of this run. "
                 "They are in the run directory and follow when the run is resumed."
             )
         elif not over:
             self._say("MLflow lacks some of the plots and traces of this run; they are in the run directory")
         return done
+
+    def _limit(self, status: str) -> float:
+        return self._deadline + SLOW_SECONDS * (status == "FINISHED" and not self._troubled)
 
     def _work(self) -> None:
         lower_priority()
@@ -129,11 +138,14 @@ class MlflowWriter:
                 self._tracked.connect()
                 self._start_over_if_new()
             while self._read():
+                if self._status not in (None, "FINISHED"):
+                    self._tell_status()  # first: such a run leaves the tracker seconds only
+                self._name(self._pending)
                 self._tracked.log(self._pending)
                 self._pending = []
                 self._save_cursor()
             if self._status is not None:
-                self._tracked.finish(self._status)
+                self._tell_status()
                 self._settled = True
         except Exception as error:  # whatever the tracker does, the run goes on
             self._complain(error)
@@ -145,6 +157,11 @@ class MlflowWriter:
         if self._status is not None:
             self._add_results(self._status)
         return True
+
+    def _tell_status(self) -> None:
+        if self._status and not self._status_told:
+            self._tracked.finish(self._status)
+            self._status_told = True
 
     def _send_traces(self) -> None:
         """A tracker that takes metrics but no traces costs the traces only."""
@@ -194,8 +211,17 @@ class MlflowWriter:
 
     def _save_cursor(self) -> None:
         sample = dataclasses.asdict(self._sample.state) if self._sample else {}
-        cursor = Cursor(self._tracked.run_id, self._tails.offsets, self._tracked.names.owners, sample)
+        cursor = Cursor(self._tracked.run_id, self._tails.offsets, sample)
         write_atomic(self._cursor, json.dumps(dataclasses.asdict(cursor)))
+
+    def _name(self, records: list[Record]) -> None:
+        """Names are on disk before anything is sent under them: a metric never changes its name."""
+        before = len(self._names.known)
+        for record in records:
+            for name in record.values:
+                self._names.of(record.producer, name)
+        if len(self._names.known) > before:
+            write_atomic(self._names_file, json.dumps(self._names.known))
 
     def _complain(self, error: Exception) -> None:
         log.debug("tracker", exc_info=error)
@@ -223,8 +249,13 @@ def _trace_sample(facts: Facts, state: SampleState) -> TraceSample | None:
 
 def _text(error: Exception) -> str:
     """An error in one line of bounded length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return str(redact(" ".join(f"{type(error).__name__}: {error}".split())))[:300]
 
 
 def _read_cursor(path: Path) -> Cursor:
-    return Cursor(**json.loads(path.read_text())) if path.exists() else Cursor()
+    known = {entry.name for entry in dataclasses.fields(Cursor)}
+    return Cursor(**{name: value for name, value in _read_json(path).items() if name in known})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 
 MAX_LENGTH = 250
 PER_PRODUCER = ("time/",)
@@ -26,32 +27,32 @@ _REFUSED = re.compile(r"[^/\w.\- :]")
 class MetricNames:
     """Stable names for one MLflow run: the same (producer, name) always gives the same result.
 
-    `owners`: for names that several producers use, the one that has the bare name. Keep it over a resume.
+    `known`: `<producer> <name>` -> MLflow name, of all that were given so far, in their order. Keep it over a
+    resume: who comes first has the bare name, and may come second the next time.
     """
 
-    def __init__(self, owners: dict[str, str] | None = None) -> None:
-        self.owners = dict(owners or {})
-        self._first = dict(self.owners)
-        self._taken: dict[str, tuple[str, str]] = {}
-        self._known: dict[tuple[str, str], str] = {}
+    def __init__(self, known: Mapping[str, str] | None = None) -> None:
+        self.known = dict(known or {})
+        self._first: dict[str, str] = {}
+        self._taken = {given: key for key, given in self.known.items()}
+        for key in self.known:
+            producer, _, name = key.partition(" ")
+            self._first.setdefault(name, producer)
 
     def of(self, producer: str, name: str) -> str:
         """The MLflow name of a metric of `producer`."""
-        key = (producer, name)
-        if key not in self._known:
-            self._known[key] = self._choose(producer, name)
-        return self._known[key]
+        key = f"{producer} {name}"
+        if key not in self.known:
+            self.known[key] = self._choose(producer, name, key)
+        return self.known[key]
 
-    def _choose(self, producer: str, name: str) -> str:
-        first = self._first.setdefault(name, producer)
-        if first != producer:
-            self.owners[name] = first
-        own = name.startswith(PER_PRODUCER) or first != producer
+    def _choose(self, producer: str, name: str, key: str) -> str:
+        own = name.startswith(PER_PRODUCER) or self._first.setdefault(name, producer) != producer
         source = f"{producer}/{name}" if own else name
         safe = safe_name(source)
-        if self._taken.setdefault(safe, (producer, name)) != (producer, name):
+        if self._taken.setdefault(safe, key) != key:
             safe = _with_digest(safe, source)
-            self._taken[safe] = (producer, name)
+            self._taken[safe] = key
         return safe
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from prl.run_dir import RunDir
-from prl.tracking.params import redact_text
+from prl.tracking.secrets import redact_text
 
 DIFF_BYTES = 1_000_000
 SHORTEST_SECRET = 16
@@ -22,6 +22,12 @@ def attempt_files(run: RunDir, directory: Path | None = None) -> dict[str, str]:
     files = {"environment.txt": environment_freeze(), "git.diff": git_diff(directory)}
     files |= {script.name: redact_text(script.read_text()) for script in batch_scripts(run)}
     return {name: text for name, text in files.items() if text}
+
+
+def code_directory() -> Path:
+    """The checkout that a run is of: that of the current directory, else prl's own, if it is in one."""
+    here, own = Path.cwd(), Path(__file__).resolve().parent
+    return here if git_commit(here) or not git_commit(own) else own
 
 
 def git_commit(directory: Path | None = None) -> str | None:

@@ -6,13 +6,13 @@ Looks begin when the run has told its first metric: before that the processes th
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from prl.tracking.pulse import Pulse, told_bytes
 from prl.tracking.stream import MetricStream
 
 log = logging.getLogger(__name__)
@@ -20,42 +20,29 @@ log = logging.getLogger(__name__)
 MEGABYTE = 1e6
 
 
-class SystemMetrics:
+class SystemMetrics(Pulse):
     """Appends a line to `<run>/metrics/system.jsonl` every `seconds`, until `close`."""
 
-    def __init__(self, metrics: Path, disk: Path, seconds: float) -> None:
-        self._metrics = metrics
-        self._disk = disk
-        self._seconds = seconds
-        self._size = self._told()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="system-metrics", daemon=True)
+    def __init__(self, run: Path, seconds: float) -> None:
+        super().__init__("system-metrics", seconds)
+        self._run = run
+        self._size = told_bytes(run)
+        self._stream: MetricStream | None = None
+        self._gpus: Gpus | None = None
+        self._before: Any = None
 
-    def start(self) -> None:
-        self._thread.start()
+    def beat(self) -> None:
+        if self._stream is not None and self._gpus is not None:
+            now = psutil.net_io_counters()
+            self._stream.log({**machine(self._run), **traffic(self._before, now), **self._gpus.read()})
+        elif told_bytes(self._run) > self._size:
+            self._stream = MetricStream(self._run / "metrics" / "system.jsonl", "system")
+            self._gpus, self._before = Gpus(), psutil.net_io_counters()
+            psutil.cpu_percent()  # the first call only starts the clock
 
-    def close(self, timeout: float = 2.0) -> None:
-        self._stop.set()
-        self._thread.join(timeout)
-
-    def _follow(self) -> None:
-        while not self._stop.wait(self._seconds):
-            if self._told() > self._size:
-                break
-        else:
-            return
-        stream, gpus = MetricStream(self._metrics / "system.jsonl", "system"), Gpus()
-        before = psutil.net_io_counters()
-        psutil.cpu_percent()  # the first call only starts the clock
-        while not self._stop.wait(self._seconds):
-            after = psutil.net_io_counters()
-            stream.log({**machine(self._disk), **traffic(before, after), **gpus.read()})
-        stream.close()
-
-    def _told(self) -> int:
-        """Bytes of the other streams."""
-        files = (path for path in self._metrics.glob("*.jsonl") if path.name != "system.jsonl")
-        return sum(path.stat().st_size for path in files)
+    def end(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
 
 
 def machine(disk: Path) -> dict[str, float]:

@@ -6,11 +6,15 @@ A thread of its own does the looking: a terminal that blocks must not stop the s
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TextIO, TypeVar
+
+from prl.config.schema import LogConfig
+from prl.log_lines import event
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +31,21 @@ class Notes(Protocol):
 
 
 class PlainNotes:
-    """Lines below each other."""
+    """Lines below each other: text, or with `form` = json one object each."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, form: str = "text") -> None:
         self._out = out
+        self._json = form == "json"
 
     def note(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        self._print(event(text) if self._json else text)
+
+    def tell(self, text: str, **fields: Any) -> None:
+        """Say what just happened: with the time of day, or with what it means to a program."""
+        self._print(event(text, **fields) if self._json else f"{clock()} {text}")
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
 
     def close(self) -> None: ...
 
@@ -65,6 +77,36 @@ def is_live(mode: str, out: TextIO) -> bool:
     return mode == "live" or (mode == "auto" and out.isatty())
 
 
+def announce(log: LogConfig, text: str, out: TextIO | None = None) -> None:
+    """Print what the launcher has to say before and after its display: as text, or as one JSON line where
+    the display is no picture and `log.format` is json."""
+    stream = out or sys.stdout
+    as_json = log.format == "json" and not is_live(log.display, stream)
+    try:
+        print(event(text) if as_json else text, file=stream, flush=True)
+    except OSError as error:  # the reader of the pipe has left; the run goes on to its end
+        _keep(text, error)
+        if stream is sys.stdout:
+            leave_pipe()
+
+
+def _keep(text: str, error: OSError) -> None:
+    """What could not be shown goes to the log."""
+    log.warning("%s (not shown: %s)", text, error)
+
+
+def leave_pipe() -> None:
+    """Standard output goes nowhere from now on: the interpreter would fail on what is left to write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def tenths(before: int, now: int, total: int | None) -> int | None:
+    """The tenth of `total` that was reached on the way from `before` to `now` (3: 30 %); None if none was."""
+    if not total or now * 10 // total == before * 10 // total:
+        return None
+    return now * 10 // total
+
+
 class Follower:
     """Calls `look(last)` every `seconds` on a thread until `close`; `view` is used under one lock."""
 
@@ -82,7 +124,10 @@ class Follower:
     def note(self, text: str) -> None:
         """Say something that stays on the terminal; may be called from any thread."""
         with self.lock:
-            self._view.note(text)
+            try:
+                self._view.note(text)
+            except OSError as error:
+                _keep(text, error)
 
     def close(self, timeout: float) -> bool:
         """A last look, then leave the terminal as it was; False if the thread hangs in the terminal."""

@@ -100,11 +100,16 @@ def _attend(
     dense = {"dropout_p": dropout, "is_causal": True, "scale": scaling, "enable_gqa": True}
     if len(lengths) == 1:
         return F.scaled_dot_product_attention(query, key, value, **dense).transpose(1, 2)
-    if len(lengths) > ONE_BY_ONE and not dropout and query.is_cuda and query.dtype != torch.float32:
+    if len(lengths) > ONE_BY_ONE and not dropout and _takes_variable_lengths(query):
         return _variable_length(query, key, value, lengths, scaling)
     parts = (tensor.split(list(lengths), 2) for tensor in (query, key, value))
     outputs = [F.scaled_dot_product_attention(q, k, v, **dense) for q, k, v in zip(*parts, strict=True)]
     return torch.cat(outputs, 2).transpose(1, 2)
+
+
+def _takes_variable_lengths(query: Tensor) -> bool:
+    """Whether torch's flash kernel can be called by itself: it pads no heads and knows no float32."""
+    return query.is_cuda and query.dtype.itemsize == 2 and query.shape[-1] in range(8, 257, 8)
 
 
 def kernel_choice(device: torch.device) -> Callable[[], AbstractContextManager[None]]:

@@ -73,6 +73,7 @@ def join(rank: int, size: int, meeting_file: Path, timeout: float, sequence: int
         meeting = {"store": dist.FileStore(str(meeting_file), size)}
     device = _claim_device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
+    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as in the engines that weights are broadcast to
     dist.init_process_group(
         backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **meeting
     )
@@ -108,10 +109,19 @@ def _claim_device(rank: int) -> torch.device:
     if not torch.cuda.is_available():
         os.environ.setdefault("LOCAL_RANK", str(rank))
         return torch.device("cpu")
-    os.environ.setdefault("LOCAL_RANK", str(rank % torch.cuda.device_count()))
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    place = local_place(os.environ.get("LOCAL_RANK"), rank, torch.cuda.device_count())
+    os.environ["LOCAL_RANK"] = str(place)
+    device = torch.device("cuda", place)
     torch.cuda.set_device(device)
     return device
+
+
+def local_place(told: str | None, rank: int, visible: int) -> int:
+    """Which of the `visible` GPUs a rank takes: that of LOCAL_RANK if it was told one.
+
+    Where every task of a node sees its own GPU alone, that is the first, whatever LOCAL_RANK says.
+    """
+    return (rank if told is None else int(told)) % visible
 
 
 def import_deepspeed() -> ModuleType:
@@ -125,7 +135,7 @@ def import_deepspeed() -> ModuleType:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _absent("mlflow"):
         import deepspeed
-        from deepspeed.runtime import compiler
+        from deepspeed.runtime import bf16_optimizer, compiler
     compile_kernel = compiler.compile
     compiler.compile = lambda *_, **__: lambda kernel: kernel
     try:
@@ -133,6 +143,11 @@ def import_deepspeed() -> ModuleType:
     finally:
         compiler.compile = compile_kernel
     deepspeed.utils.logger.setLevel(logging.WARNING)
+    # Its lines look like all the others: by the handler of the process, not by one of its own.
+    deepspeed.utils.logger.handlers.clear()
+    deepspeed.utils.logger.propagate = True
+    # It prints the memory in use four times for every engine in bfloat16.
+    bf16_optimizer.see_memory_usage = lambda *_, **__: None
     # It calls collectives by names that newer releases of torch deprecate: one warning for each call.
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

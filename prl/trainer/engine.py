@@ -15,10 +15,9 @@ from torch import Tensor
 
 from prl.checkpoint.background import BackgroundSaver
 from prl.checkpoint.pretrained import holds_float32, read_pretrained
-from prl.checkpoint.save import weights
-from prl.checkpoint.zero import loading, partitions
+from prl.checkpoint.save import file_weights
+from prl.checkpoint.zero import loading
 from prl.config.schema import RlConfig, SftConfig
-from prl.config.training import MuonConfig
 from prl.model_path import resolve_model_path
 from prl.trainer.attention import kernel_choice
 from prl.trainer.bf16_step import spare_the_bf16_step
@@ -85,10 +84,8 @@ class TrainEngine:
         deepspeed = import_deepspeed()
         self._gathered = deepspeed.zero.GatheredParameters
         settings = deepspeed_config(config.zero, config.optim, dtype, on_gpu=world.device.type == "cuda")
-        whole = model is not None or bool(config.lora.rank)
-        from_files = not whole and not config.model.random_init
-        # Muon tells matrices by their shape, which shards do not have.
-        straight = not whole and self.stage == 3 and not isinstance(config.optim, MuonConfig)
+        from_files = model is None and not config.model.random_init
+        straight = model is None and self.stage == 3
         sharded = partial(shard_as_built, settings, dtype) if straight else None
         self.model = model or load_policy(config.model, config.trainer, world.device, config.seed, sharded)
         self.model.to(world.device)
@@ -122,8 +119,7 @@ class TrainEngine:
         """Fill the float32 masters from the files: what went through the compute type has lost precision."""
         if always or holds_float32(directory):
             with loading(self.deepspeed):
-                targets = weights(self.deepspeed, partitions(self.deepspeed))
-                read_pretrained(directory, targets, self.model.config.to_dict())
+                read_pretrained(directory, file_weights(self.deepspeed), self.model.config.to_dict())
 
     def start_schedule(self, after: int) -> None:
         """Let the learning-rate schedule begin after step `after` and fill what is left of the run."""

@@ -1,17 +1,19 @@
 """Low-rank adapters by PEFT, injected in place: W x + (alpha / rank) B A x, only A and B are trained.
 
 The model keeps its class and its forward; an adapted layer `q_proj` becomes `q_proj.base_layer`,
-`q_proj.lora_A.default` and `q_proj.lora_B.default`.
+`q_proj.lora_A.default` and `q_proj.lora_B.default`. Modules of `lora.modules_to_save` are trained where they
+are, without a copy; an adapter file has them whole, as PEFT expects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from prl.checkpoint.experts import is_stacked
 from prl.config.training import LoraConfig
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before a module's name in an adapter file."""
+
+TIED = "prl_tied"
+"""Key of an adapter's config, not PEFT's: second name of a weight that is trained in full -> its first."""
 
 
 class Adapter(NamedTuple):
@@ -34,7 +39,8 @@ class Adapter(NamedTuple):
 def install_lora(policy: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     """Freeze `policy` and give it adapters that change nothing yet (B = 0, A random from `seed`).
 
-    Raises ValueError if none of `lora.targets` is a linear layer of the model.
+    `policy` may be sharded already: nothing is read of its weights. Raises ValueError if none of
+    `lora.targets` is a linear layer of the model, or `lora.modules_to_save` names what cannot be saved so.
     """
     if not lora.rank:
         return
@@ -47,6 +53,7 @@ def install_lora(policy: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
         raise ValueError(
             f"lora.targets={lora.targets}: the model has none of them, but {', '.join(sorted(linear))}"
         )
+    saved = saved_modules(policy, lora)
     config = PeftConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -59,15 +66,66 @@ def install_lora(policy: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, policy)
+    whole = {id(p) for name in saved for p in policy.get_submodule(name).parameters()}
     for name, parameter in policy.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+        parameter.requires_grad_("lora_" in name or id(parameter) in whole)
         if "lora_" in name:
             parameter.data = parameter.data.to(dtype)
-    policy.prl_adapter_config = _plain(config.to_dict() | {"inference_mode": True})
+    tied = _second_names(policy, whole)
+    names = [*saved, *(name.rpartition(".")[0] for pair in tied.items() for name in pair)]
+    extra = {"inference_mode": True, "modules_to_save": sorted(set(names)) or None, TIED: tied}
+    policy.prl_adapter_config = _plain(config.to_dict() | extra)
+
+
+def saved_modules(policy: PreTrainedModel, lora: LoraConfig) -> list[str]:
+    """Full names of the modules of `lora.modules_to_save`; as in PEFT, those that end with one of them.
+
+    Raises ValueError for one that ends no name, and for modules of which PEFT's files cannot hold the
+    parameters: stacked experts, modules made of modules, and layers that get an adapter.
+    """
+    modules = {name: module for name, module in policy.named_modules() if name}
+    found = []
+    for ending in lora.modules_to_save:
+        names = [name for name in modules if name.endswith(ending)]
+        if not names:
+            single = sorted({n.rpartition(".")[2] for n, m in modules.items() if not any(m.children())})
+            raise ValueError(
+                f"lora.modules_to_save={ending}: the model has none of it, but {', '.join(single)}"
+            )
+        if bad := [name for name in names if not _is_single(policy, name, lora.targets)]:
+            raise ValueError(
+                f"lora.modules_to_save={ending}: {bad[0]} gets adapters, holds other modules or has stacked "
+                "experts; name single modules (lm_head, embed_tokens), or train everything with lora=none"
+            )
+        found += names
+    return found
+
+
+def _is_single(policy: PreTrainedModel, name: str, targets: Sequence[str]) -> bool:
+    module = policy.get_submodule(name)
+    own = [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
+    adapted = isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
+    stacked = any(is_stacked(policy.config, full) for full in own)
+    return bool(own) and not (adapted or stacked or any(module.children()))
+
+
+def _second_names(policy: nn.Module, whole: Collection[int]) -> dict[str, str]:
+    """Further name -> first name of the parameters in `whole` that the model holds twice (tied weights)."""
+    first: dict[int, str] = {}
+    again = {}
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        if id(parameter) in whole and first.setdefault(id(parameter), name) != name:
+            again[name] = first[id(parameter)]
+    return again
+
+
+def peft_config(adapter: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an adapter's config belongs into `adapter_config.json`."""
+    return {key: value for key, value in adapter.items() if key != TIED}
 
 
 def adapter_config(policy: nn.Module) -> dict[str, Any] | None:
-    """Content of `adapter_config.json`, or None for a model without adapters."""
+    """PEFT's config of the adapters with `TIED` beside it, or None for a model without adapters."""
     return getattr(policy, "prl_adapter_config", None)
 
 

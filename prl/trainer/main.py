@@ -19,7 +19,7 @@ from prl.sync.publishers import Publisher, make_publisher
 from prl.tracking.stream import MetricStream
 from prl.trainer import checkpoints, distributed
 from prl.trainer.engine import TrainEngine
-from prl.trainer.lora import adapter_config
+from prl.trainer.lora import adapter_config, peft_config
 from prl.trainer.receiver import Receiver, open_receiver
 from prl.trainer.step import log_line, train_step
 from prl.trainer.token_log import TokenLog, open_token_log
@@ -46,12 +46,13 @@ def main(config: RlConfig, run: RunDir, role: str) -> None:
     receiver = open_receiver(address, engine.world.rank, engine.world.size)
     traces_to_log = config.tracking.token_logprobs if engine.world.leads else 0
     token_log = open_token_log(run, engine.world.rank, traces_to_log)
-    collect_garbage_rarely()
+    if config.trainer.gc_interval is not None:
+        collect_garbage_rarely()
     for step in count(start + 1):
         metrics = one_step(config, run, engine, receiver, publisher, step, token_log)
         if stream:
             stream.log(metrics, step)
-        if step % config.trainer.gc_interval == 0:
+        if config.trainer.gc_interval is not None and step % config.trainer.gc_interval == 0:
             gc.collect()
         if step == config.max_steps:
             break
@@ -117,7 +118,8 @@ def publish(engine: TrainEngine, publisher: Publisher, version: int) -> None:
     """Publish v(version) from rank 0. Collective: the other ranks take part in gathering."""
     alone = engine.publishes_adapter
     tensors = engine.adapter_tensors if alone else engine.full_tensors
-    if weights := publisher.publish(version, tensors, adapter_config(engine.model) if alone else None):
+    adapter = adapter_config(engine.model) if alone else None
+    if weights := publisher.publish(version, tensors, adapter and peft_config(adapter)):
         log.info("published v%d: %.1f MB, %s", version, weights.num_bytes / 1e6, weights.fingerprint)
 
 

@@ -87,8 +87,10 @@ def _muon_groups(config: MuonConfig, model: nn.Module) -> list[dict[str, Any]]:
         id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()
     }
     trainable = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trainable if p.dim() == 2 and id(p) not in outer]
-    rest = [p for p in trainable if p.dim() != 2 or id(p) in outer]
+    # A parameter that ZeRO 3 has taken apart remembers its shape.
+    hidden = {id(p) for p in trainable if len(getattr(p, "ds_shape", p.shape)) == 2} - outer
+    matrices = [p for p in trainable if id(p) in hidden]
+    rest = [p for p in trainable if id(p) not in hidden]
     rest_lr = config.lr if config.adam_lr is None else config.adam_lr
     decay = {"weight_decay": config.weight_decay}
     return [

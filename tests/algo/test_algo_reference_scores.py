@@ -99,13 +99,17 @@ def test_opd_without_a_teacher_is_refused():
         opd(None)
 
 
-def opsd(scorer, rendered, **settings):
+def opsd(scorer, rendered, longest=None, **settings):
     def render(text):
         rendered.append(text)
         return [901, 902, 903]
 
     return build_algorithm(
-        OpsdConfig(**settings), env="reverse_text", policy_scorer=scorer, render_prefix=render
+        OpsdConfig(**settings),
+        env="reverse_text",
+        policy_scorer=scorer,
+        render_prefix=render,
+        longest=longest,
     )
 
 
@@ -116,6 +120,20 @@ def test_opsd_scores_behind_the_demonstration_and_drops_its_values():
     assert policy.calls[0][0] == [901, 902, 903, 10, 50, 51, 52]
     assert one.nodes[1].ref_logprobs == [-0.05, -0.06]
     assert "<demonstration>\nfrom info\n</demonstration>" in rendered[0]
+
+
+@pytest.mark.parametrize(("longest", "scored"), [(7, 1), (6, 0), (None, 1)])
+def test_a_trace_that_cannot_be_scored_is_left_out_and_counted(longest, scored):
+    """Four tokens behind a demonstration of three: the run goes on where the engine would refuse them."""
+    policy, long = CountingScorer(), trace(sampled=2, prompt=1)
+    algorithm = opsd(policy, [], longest=longest)
+    asyncio.run(algorithm.score_episode(episode(long, task={"demonstration": "x"})))
+    assert len(policy.calls) == scored and (long.error is None) == bool(scored)
+    assert scored or long.error.type == "TooLongToScore"
+    teacher, one = CountingScorer(), trace(sampled=2, prompt=1)
+    taught = build_algorithm(OpdConfig(), env="reverse_text", teacher=teacher, longest=3)
+    asyncio.run(taught.score_episode(episode(one)))
+    assert teacher.calls == [] and not one.trainable and "4 tokens" in one.error.message
 
 
 def test_opsd_salts_every_request_differently():

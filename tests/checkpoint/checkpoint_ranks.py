@@ -310,9 +310,28 @@ def phase_killed(case: dict[str, Any]) -> None:
 
     trainer = build(case, seed=0)
     train(trainer, 1, 1)
+    if case["at"] == "async":
+        kill_beside_training(trainer, Path(case["path"]).parent, die)
     if trainer.world.rank == trainer.world.size - 1:
         setattr(save, case["at"], SimpleNamespace(save=die) if case["at"] == "dcp" else die)
     save.save_trainer(trainer.deepspeed, Path(case["path"]), {})
+
+
+def kill_beside_training(trainer: Trainer, directory: Path, die: Any) -> None:
+    """A thread has written the tensors and waits, a step is trained meanwhile, then the process dies."""
+    import threading
+
+    from prl.checkpoint import save
+    from prl.config.training import CkptConfig
+    from prl.trainer import checkpoints
+
+    there = threading.Event()
+    save.write_rng = lambda *_: (there.set(), threading.Event().wait(60))
+    step, ckpt = int(directory.name.removeprefix("step_")), CkptConfig(async_save=True, keep_last=1)
+    checkpoints.save(trainer.engine, ckpt, directory.parent, step, parts=("trainer",), timeout=60)
+    train(trainer, 2, 2)
+    assert there.wait(60)
+    die()
 
 
 def phase_async(case: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import prl.checkpoint.export as exporting
 from prl.assets import bundled_model
 from prl.checkpoint.export import export, plan_shards, run
 from prl.checkpoint.export_source import locate
@@ -75,6 +78,37 @@ def test_from_pretrained_is_bit_exact(tmp_path, tied, dtype, shard_bytes):
     assert exported.num_files == len(files) and (len(files) > 1) == (shard_bytes == 3000)
     assert exported.num_bytes == sum(p.numel() for p in model.parameters()) * dtype.itemsize
     assert all(file.stat().st_size < max(shard_bytes, 61 * 20 * dtype.itemsize) + 2000 for file in files)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_no_more_than_one_file_is_in_memory(tmp_path, monkeypatch, merged):
+    """Tensors of the files before are gone when the next file is written, and sources read nothing ahead."""
+    model = tiny_model(seed=3, tied=False)
+    source, step = model_directory(tmp_path / "source", model), save_model(step_dir(tmp_path, 4), model)
+    if merged:
+        (source / "model.safetensors.index.json").unlink()
+        model.save_pretrained(source)
+        monkeypatch.setattr(exporting, "saved_adapter", lambda _: {"lora_alpha": 1.0, "r": 1})
+        monkeypatch.setattr(exporting, "AdapterWeights", lambda _: NoAdapters())
+    alive, written, save = [], [], exporting._save
+
+    def watch(tensors, file):
+        assert not [ref for ref in alive if ref() is not None], "tensors of an earlier file"
+        alive.extend(weakref.ref(tensor) for tensor in tensors.values())
+        written.append(sum(tensor.nbytes for tensor in tensors.values()))
+        save(tensors, file)
+
+    monkeypatch.setattr(exporting, "_save", watch)
+    largest = max(p.numel() * 4 for p in model.parameters())
+    export(step, tmp_path / "out", torch.float32, 3000, source)
+    assert len(written) > 3 and max(written) <= max(3000, largest)
+
+
+class NoAdapters:
+    specs: ClassVar[dict] = {}
+
+    def whole(self):
+        return {}
 
 
 def test_files_of_an_export(tmp_path):

@@ -11,9 +11,10 @@ from prl.checkpoint.retention import complete_steps, prune, set_aside
 from prl.checkpoint.save import publish
 
 
-@pytest.mark.parametrize(("at", "world"), [("dcp", 2), ("publish", 1)])
+@pytest.mark.parametrize(("at", "world"), [("dcp", 2), ("publish", 1), ("async", 1)])
 def test_the_previous_checkpoint_is_chosen(tmp_path, at, world):
-    """The last rank dies before it writes its weights, or when all is written but has not its name yet."""
+    """The last rank dies before it writes its weights, when all is written but has not its name yet, or while
+    it trains on and a thread has written the weights and nothing else."""
     before, killed = step_dir(tmp_path, 5), step_dir(tmp_path, 10)
     (before / "trainer").mkdir(parents=True)
     (before / "trainer" / "weights").write_text("some")

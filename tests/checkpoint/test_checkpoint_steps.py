@@ -180,6 +180,12 @@ def test_resolve_resume(tmp_path):
     assert at_step(here, 10) == here / "step_10"
 
 
+def test_a_resume_of_nothing_says_what_to_do(tmp_path):
+    remedy = r"run.resume = latest: .*holds no checkpoint at all. Leave run.resume out .*run.clean=true"
+    with pytest.raises(ValueError, match=remedy):
+        resolve_resume("latest", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

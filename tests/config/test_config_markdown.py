@@ -227,6 +227,46 @@ def test_refusals_are_shown_as_they_are_told(
             assert capsys.readouterr().err.strip() == output.strip()
 
 
+HANDLED = ("bash", "sh", "", "console", "text", "yaml", "toml", "python", "json")
+PLAIN_SHELL = re.compile(
+    r"[\w./-]*python -m (pip|venv) |[\w./-]*python examples/|(cd|export|mkdir|cat|EOF)\b"
+)
+"""Lines of shell that speak of something else than prl."""
+
+
+def skipped(block: Block) -> list[str]:
+    """Lines of a block that no test here would look at."""
+    if block.language not in HANDLED:
+        return [f"a block of {block.language}"]
+    text = re.sub(r"<<'?(\w+)'?\n.*?^\1$", "", block.text, flags=re.S | re.M)
+    lines = [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines()]
+    if block.language in ("bash", "sh"):
+        told = [line for line in lines if line and not line.startswith("#")]
+        return [line for line in told if not list(commands(line)) and not PLAIN_SHELL.match(line)]
+    if block.language in ("", "console", "text"):
+        shown = [line for line in lines if re.match(r"(\$ )?(python -m )?prl ", line)]
+        asked = [words for line in shown if line.startswith("$ ") for words in commands(line[2:])]
+        return [*shown[len(asked) :], *(shlex.join(w) for w in asked if check_tool(w) or not judge(w))]
+    return []
+
+
+@pytest.mark.parametrize("block", all_blocks(*HANDLED))
+def test_no_block_is_passed_over(block: Block) -> None:
+    assert skipped(block) == []
+
+
+def test_no_page_has_a_block_of_another_kind() -> None:
+    found = [block for page in pages() for block in blocks(page.read_text(encoding="utf-8"), page.name)]
+    assert {block.language for block in found} <= set(HANDLED)
+
+
+def test_what_would_be_passed_over_is_found() -> None:
+    assert skipped(Block("p:1", "bash", "./run.sh x\npython -m prl max_steps=1", False)) == ["./run.sh x"]
+    assert skipped(Block("p:1", "", "prl sft\n", False)) == ["prl sft"]
+    assert skipped(Block("p:1", "console", "$ prl max_steps=2\nfine\n", False)) == ["max_steps=2"]
+    assert skipped(Block("p:1", "mermaid", "x", False)) and not skipped(Block("p:1", "yaml", "a: 1", False))
+
+
 @pytest.mark.parametrize("block", all_blocks("yaml", "toml", "python", "json"))
 def test_files_can_be_read(block: Block) -> None:
     readers = {"yaml": yaml.safe_load, "toml": tomllib.loads, "python": ast.parse, "json": yaml.safe_load}

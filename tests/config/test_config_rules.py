@@ -71,6 +71,11 @@ REFUSED = [
         "env.arithmetic.algo.loss_aggregation=prompt",
         "env.arithmetic.algo.loss_aggregation = prompt: algo.loss_aggregation = token must be the same",
     ),
+    (
+        "env=[reverse_text,arithmetic] +algo@env.arithmetic.algo=max_rl algo.loss_aggregation=prompt",
+        "algo.loss_aggregation = prompt: env.arithmetic.algo=max_rl gives each token of env.arithmetic a "
+        "weight of 1. Set algo.loss_aggregation=token.",
+    ),
     ("curriculum.gates.dull.reject_min=1", "curriculum.gates.dull.reject_min = 1.0: above reject_max = 0"),
     (
         f"{POOLS}.hard.max_reward=0.75",

@@ -13,7 +13,9 @@ from prl.config.sweep_elements import MOST, _grid, elements
 
 def found(*words: str, **kwargs) -> list[list[str]]:
     with open_options("rl", words, **kwargs) as options:
-        return elements(options)
+        listed, problems = elements(options)
+    assert problems == []
+    return listed
 
 
 def sampling_sweeper() -> str:
@@ -61,6 +63,15 @@ def test_a_sampling_sweeper_is_checked_at_every_choice_and_both_ends() -> None:
     assert len(listed) == 4 and ends == {"optim.lr=1e-05", "optim.lr=0.001"}
 
 
+def test_a_choice_that_does_not_exist_leaves_the_others_to_be_judged() -> None:
+    with open_options("rl", ["algo=gpro,rae", "seed=1,2"]) as options:
+        listed, problems = elements(options)
+    assert [str(problem).split(";")[0] for problem in problems] == [
+        "algo = gpro: no such option. Nearest: grpo"
+    ]
+    assert listed == [[f"algo={name}", f"seed={seed}"] for name in ("grpo", "rae") for seed in (1, 2)]
+
+
 def test_large_grids_are_looked_at_value_by_value() -> None:
     axes = [[f"a={n}" for n in range(20)], [f"b={n}" for n in range(20)], ["c=1"]]
     listed = _grid(axes)
@@ -80,7 +91,6 @@ def test_large_grids_are_looked_at_value_by_value() -> None:
             ["optim.lr=interval(0,1)"],
             "--multirun: BasicSweeper does not support sweep type : INTERVAL_SWEEP.",
         ),
-        (["algo=gpro,grpo"], "algo = gpro: no such option. Nearest: grpo;"),
         (["output_dir=a,b"], "output_dir = a,b: a sweep names its runs itself"),
     ],
 )

@@ -210,3 +210,71 @@ def test_a_narrow_window_scrolls_tables_and_not_the_page(client: Client, width: 
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1")
 
     drive(walk, client, width)
+
+
+def test_a_drag_zooms_all_charts_and_the_address_keeps_what_was_set(client: Client, tmp_path: Path) -> None:
+    reward = "document.querySelector('[data-title=\"Reward\"] .plot')"
+    drag = (
+        f"(() => {{ const p = {reward}, b = p.getBoundingClientRect();"
+        " const at = (kind, share) => p.dispatchEvent(new PointerEvent(kind,"
+        " {clientX: b.left + 46 + share * (b.width - 56), clientY: b.top + 50, button: 0, bubbles: true}));"
+        " at('pointerdown', 0.5); at('pointermove', 0.8);"
+        " const band = p.querySelectorAll('rect.zoom').length; at('pointerup', 1);"
+        " p.dispatchEvent(new MouseEvent('click', {clientX: b.right - 20, bubbles: true})); return band; })()"
+    )
+    steps = f"[...{reward}.querySelectorAll('text[text-anchor=middle]')].map((t) => Number(t.textContent))"
+    entropy = "document.querySelector('[data-title=\"Entropy\"]')"
+
+    async def walk(page: Page) -> None:
+        await page.open(f"{client.url}/#/run/{client.id_of('done')}")
+        await page.until(f"{count('path.curve')} > 15")
+        whole = await page.evaluate(steps)
+        assert await page.evaluate(drag) == 1
+        await page.until("location.hash.includes('zoom=')")
+        assert "traces" not in await page.evaluate("location.hash"), "a drag is no click"
+        assert min(await page.evaluate(steps)) > min(whole) and await page.evaluate(count("rect.zoom")) == 0
+        await page.evaluate(f"{entropy}.querySelector('.title').click()")
+        await page.evaluate(f"[...{entropy}.querySelectorAll('button')].at(-1).click()")
+        await page.until(f"{entropy}.classList.contains('wide')")
+        near = await page.evaluate(steps)
+        await page.evaluate("location.reload()")
+        await page.until(f"{entropy}?.classList.contains('wide') && {count('path.curve')} > 15")
+        assert await page.evaluate(steps) == near
+        pressed = f"[...{entropy}.querySelectorAll('button')].at(-1).getAttribute('aria-pressed')"
+        assert await page.evaluate(pressed) == "true"
+        await picture(page, "zoomed", tmp_path)
+        await page.evaluate("document.querySelector('#whole').click()")
+        await page.until(f"JSON.stringify({steps}) === {json.dumps(json.dumps(whole).replace(' ', ''))}")
+        assert "zoom=" not in await page.evaluate("location.hash")
+
+    drive(walk, client)
+
+
+def test_the_list_is_used_by_keyboard_and_survives_a_reload(client: Client) -> None:
+    async def walk(page: Page) -> None:
+        await page.open(client.url)
+        await page.until(f"{count('#runs tbody tr')} === 6")
+        await page.evaluate("document.querySelector('[data-key=\"sort lr\"]').focus()")
+        for kind in ("rawKeyDown", "char", "keyUp"):
+            await page.send("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
+        lr = "document.querySelector('[data-key=\"sort lr\"]')"
+        await page.until(f"{lr}.parentElement.getAttribute('aria-sort') === 'descending'")
+        assert await page.evaluate(f"document.activeElement === {lr}"), "the focus stays where it was"
+        await page.evaluate(
+            "[...document.querySelectorAll('#runs input')].slice(0, 2).forEach((b) => b.click())"
+        )
+        await page.evaluate("location.reload()")
+        await page.until(f"{count('#runs input:checked')} === 2")
+        assert await page.evaluate(f"{lr}.parentElement.getAttribute('aria-sort')") == "descending"
+        assert "compare 2" in await page.evaluate(text("#compare"))
+        await page.until(f"{count('#runs tbody tr')} === 6")
+        unnamed = (
+            "[...document.querySelectorAll('button, input, select, a')].filter((e) => !(e.innerText"
+            " || e.getAttribute('aria-label') || e.labels?.length || e.title)).map((e) => e.outerHTML)"
+        )
+        for tab in ("overview", "metrics", "traces", "timeline", "logs", "config", "errors"):
+            await page.open(f"{client.url}/#/run/{client.id_of('done')}/{tab}")
+            await page.until(f"!!document.querySelector('#view[data-tab={tab}]')?.childElementCount")
+            assert await page.evaluate(unnamed) == []
+
+    drive(walk, client)

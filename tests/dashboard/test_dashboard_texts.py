@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,6 +42,28 @@ def test_a_traceback_belongs_to_its_line(run: Run) -> None:
         "prl.trainer it broke",
         "Traceback (most recent call last):",
         "  ValueError: no <script>alert(1)</script>",
+    ]
+
+
+def test_json_lines_merge_with_text_and_bring_their_tracebacks(run: Run) -> None:
+    told = {
+        "level": "ERROR",
+        "process": "env/words",
+        "logger": "prl.env",
+        "message": "no <b>score</b>\nat all",
+    }
+    told |= {"time": "2026-12-01T00:00:01.500+00:00", "exception": "Traceback:\n  ValueError: no"}
+    log = run.path / "logs" / "attempt_1" / "env" / "words.log"
+    log.parent.mkdir()
+    log.write_text(f"23:59:57 INFO prl.env text first\n{json.dumps(told)}\nprinted by C\n")
+    lines = logs.merged(run, 1, logs.Filter(components=("env/words",)))["lines"]
+    assert [(time, level, text) for time, _, level, text in lines] == [
+        ("23:59:57", "INFO", "prl.env text first"),
+        ("+1d 00:00:01", "ERROR", "prl.env no <b>score</b>"),
+        ("+1d 00:00:01", "ERROR", "at all"),
+        ("+1d 00:00:01", "ERROR", "Traceback:"),
+        ("+1d 00:00:01", "ERROR", "  ValueError: no"),
+        ("+1d 00:00:01", "ERROR", "printed by C"),
     ]
 
 

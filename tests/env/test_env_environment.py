@@ -116,7 +116,10 @@ def test_a_module_without_a_taskset_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"taskset": {"min_len": 3}}, r"env\.reverse_text: taskset\.min_len: Extra inputs"),
+        (
+            {"taskset": {"min_len": 3}},
+            r"env\.reverse_text\.taskset\.min_len = 3: .* Nearest: min_length; valid: ",
+        ),
         (
             {"taskset": {"min_length": 0}},
             r"env\.reverse_text: taskset\.min_length: .*greater than",

@@ -26,6 +26,8 @@ class Client:
 
     async def wait_ready(self) -> None:
         await asyncio.sleep(0)
+        if self.address == "stillborn":
+            raise EnvServerDied("env/x at stillborn does not answer")
 
     async def run(self, request: dict[str, Any], patience: float) -> Any:
         self.calls += 1
@@ -85,6 +87,27 @@ def test_rollouts_of_the_dead_server_are_lost_and_later_ones_wait_for_its_succes
         assert Client.made[1].address == "second" and len(Client.made) == 2
         await env.close()
         assert Client.made[1].closed
+
+    asyncio.run(scenario())
+
+
+def test_a_successor_that_dies_before_it_answers_has_a_successor_of_its_own(env: EnvSource) -> None:
+    async def scenario() -> None:
+        addresses = iter(["stillborn", "third"])
+
+        async def successor() -> str:
+            return next(addresses)
+
+        await env.start("first", successor)
+        lost = roll(env)
+        await asyncio.sleep(0.01)
+        Client.made[0].dying.set()
+        assert await error_of(lost) == "EnvServerDied"
+        assert await error_of(roll(env)) is None
+        assert [(made.address, made.closed) for made in Client.made] == [
+            ("first", True), ("stillborn", True), ("third", False),
+        ]  # fmt: skip
+        await env.close()
 
     asyncio.run(scenario())
 

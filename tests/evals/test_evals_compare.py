@@ -27,6 +27,7 @@ def test_wins_losses_and_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert row.split()[2:5] == ["12", "0.250", "0.578"] and row.endswith("B is better")
     assert row.split()[-6:-3] == ["12", "0", "0"]
     assert "1 tasks only in A, 1 only in B" in out
+    assert "toy: 1 rollouts failed in A, 0 in B; they are left out" in out
     assert out.count("\ntoy  agent  t") == 3 and "of 12 tasks that changed" in out
 
 
@@ -34,7 +35,8 @@ def test_no_clear_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     a = evaluation(tmp_path / "a", {"x": [0.0], "y": [1.0], "z": [0.5]})
     b = evaluation(tmp_path / "b", {"x": [1.0], "y": [0.0], "z": [0.5]})
     assert prl(["eval", "compare", a, b]) == 0
-    assert "no clear difference" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no clear difference" in out and "failed" not in out
 
 
 def test_checkpoints_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import time
 from pathlib import Path
 
@@ -97,3 +98,18 @@ def test_the_display_follows_the_file_and_looks_once_more(tmp_path: Path) -> Non
     display.close()
     assert time.monotonic() - begun < 2
     assert out.getvalue().startswith("starting\n") and "a: 1/1 done" in out.getvalue()
+
+
+def test_as_json_every_tenth_of_a_source_is_told() -> None:
+    out = io.StringIO()
+    view = PlainView(out, "json")
+    progress = Progress({(0, "a"): Count(20)})
+    view.show(progress, last=False)
+    for _ in range(4):
+        progress.counts[0, "a"].add([1.0], failed=False)
+        view.show(progress, last=False)
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line["event"], line["source"], line["done"], line["of"]) for line in told] == [
+        ("progress", "a", 2, 20),
+        ("progress", "a", 4, 20),
+    ]

@@ -64,6 +64,7 @@ def attempt(number: int, *words: str) -> RunDir:
         ["select.limit=9", "rollout.group_size=3", "select.shuffle=true"],
         ["concurrency=3", "eval.errors=zero", "eval.retries=0", "log.level=debug"],
         ["env.reverse_text.workers=2", "env.reverse_text.select.skip=1"],
+        ["inference.name=vllm"],
         ["tracking.name=mlflow", "cluster.grace=1", "inference.threads=2"],
     ],
 )
@@ -79,6 +80,7 @@ def test_what_may_change(words: list[str]) -> None:
         (["shared.agents.agent.max_turns=4"], "env.reverse_text.agents.agent.max_turns: absent -> 4"),
         (["model.name=tiny_teacher"], "model.name: tiny -> tiny_teacher"),
         (["seed=1"], "seed: 0 -> 1"),
+        (["inference.name=external"], "inference.name: embedded -> external"),
         (["inference.max_model_len=64"], "inference.max_model_len: 512 -> 64"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from evals_lab import fill, make_episode, make_run
 
-from prl.evals.ledger import Ledger, read_rows, read_stream, records_at
+from prl.evals.ledger import FAULT_WIDTH, Ledger, last_fault, read_rows, read_stream, records_at
 from prl.evals.plan import Plan
 from prl.evals.sources import Key
 from prl.records import TraceError
@@ -76,6 +76,19 @@ def test_failures_in_one_attempt_may_follow_each_other(tmp_path: Path) -> None:
     for _ in range(2):
         asyncio.run(ledger.append(A, make_episode(A, 0.0, fault), 4))
     assert ledger.settled == set()
+
+
+def test_the_last_fault_is_told_in_a_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert last_fault(run) == ""
+    fill(run, [(A, 1.0)])
+    assert last_fault(run) == ""
+    ledger = Ledger(run)
+    for message in ("first", "no\nway " + "x" * 1000):
+        fault = TraceError("HarnessError", message)
+        asyncio.run(ledger.append(B, make_episode(B, 0.0, fault), 0))
+    told = last_fault(run)
+    assert told.startswith("HarnessError: no way xxx") and len(told) == FAULT_WIDTH
 
 
 def test_lines_of_others_are_left_alone(tmp_path: Path) -> None:

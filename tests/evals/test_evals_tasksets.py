@@ -7,8 +7,10 @@ import importlib.util
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from chat_engine import ChatEngine, Reply
 from prl.config.sources import EnvConfig
 from prl.env.environment import environment_config
 from prl.env.tasksets import _island, alphabet_sort, wiki_search, word_guess, word_problems
+from prl.env.tasksets import reasoning_gym as reasoning_gym_taskset
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +58,29 @@ def play(
     for episode in episodes:
         assert episode.ok, episode.errors
     return [(task.data, episode.traces[0]) for task, episode in zip(tasks, episodes, strict=True)]
+
+
+# the generated single-answer tasks
+
+
+def reversed_word(messages: list[dict[str, Any]]) -> str:
+    word = next(m["content"] for m in messages if m["role"] == "user").split()[-1]
+    return f"[{word[::-1]}]"
+
+
+def sum_of_two(messages: list[dict[str, Any]]) -> str:
+    return f"[{sum(map(int, re.findall(r'[0-9]+', messages[-1]['content'])))}]"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("reverse_text", reversed_word), ("arithmetic", sum_of_two), ("checked_reverse", reversed_word)],
+)
+def test_a_perfect_answerer_earns_all_and_a_bad_one_nothing(
+    engine: ChatEngine, name: str, answer: Callable[[list[dict[str, Any]]], Reply]
+) -> None:
+    assert [trace.reward for _, trace in play(engine, name, answer, 2)] == [1.0, 1.0]
+    assert [trace.reward for _, trace in play(engine, name, lambda _: "no idea", 2)] == [0.0, 0.0]
 
 
 # word_problems
@@ -98,6 +124,10 @@ def test_stories_add_up() -> None:
         ("#### 5 then 6", 5),
         ("#### -3", -3),
         ("$12.00", 12),
+        ("it is 12. Then 5.", 5),
+        ("#### 3.5", None),
+        ("between 3 and 12.5", None),
+        ("9" * 5000, None),
         ("none", None),
     ],
 )
@@ -266,6 +296,31 @@ def test_reasoning_gym_by_name(engine: ChatEngine) -> None:
     assert [trace.reward for _, trace in right] == [1.0, 1.0]
     with pytest.raises(ValueError, match="did you mean basic_arithmetic"):
         play(engine, "reasoning_gym", lambda _: "", dataset="basic_aritmetic")
+
+
+def test_records_of_reasoning_gym_keep_their_tuples() -> None:
+    """A judge that compares grids with `==` finds no list equal to a tuple."""
+    entry = {"answer": "1", "metadata": {"grid": ((1, 2), (3,)), "rows": [(1,), [2]], "none": None}}
+    back = reasoning_gym_taskset.unpacked(reasoning_gym_taskset.packed(entry))
+    assert back == entry and isinstance(back["metadata"]["rows"][0], tuple)
+
+
+def test_an_answer_that_the_judge_cannot_read_is_wrong(
+    engine: ChatEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an error it would be left out of the mean, which would then be too good."""
+    extract = SimpleNamespace(extract_answer=lambda text, tag_name: text)
+    records = [{"question": "a number", "answer": "7"}] * 2
+    fake = SimpleNamespace(
+        utils=extract,
+        create_dataset=lambda *_, **__: records,
+        get_score_answer_fn=lambda _: lambda answer, entry: float(int(answer) == int(entry["answer"])),
+    )
+    monkeypatch.setitem(sys.modules, "reasoning_gym", fake)
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", SimpleNamespace(DATASETS={"numbers": None}))
+    for reply, reward in (("7", 1.0), ("no idea", 0.0)):
+        played = play(engine, "reasoning_gym", lambda _, text=reply: text, 1, dataset="numbers")
+        assert [trace.reward for _, trace in played] == [reward]
 
 
 def test_reasoning_gym_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

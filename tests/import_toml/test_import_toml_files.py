@@ -66,7 +66,7 @@ def test_an_rl_file_in_full(tmp_path: Path, monkeypatch, capsys) -> None:
         {"group": "sweep-1", "baseline": "true"},
         "mlflow",
     )
-    assert (config.tracking.experiment, config.log.level) == ("math", "debug")
+    assert (config.tracking.experiment, config.log.level, config.log.format) == ("math", "debug", "json")
     assert (config.ckpt.interval, config.ckpt.at_end, config.ckpt.keep_last, config.ckpt.keep_interval) == (
         50,
         True,
@@ -103,7 +103,7 @@ def test_an_rl_file_in_full(tmp_path: Path, monkeypatch, capsys) -> None:
         "monitors.wandb.entity",
         "trainer.matmul_precision",
         "trainer.model.impl",
-        "log.json_logging",
+        "log.log_data",
     ):
         assert f"  {key}: " in out
     assert (config.eval.interval, config.eval.env["arithmetic"].interval) == (25, 50)

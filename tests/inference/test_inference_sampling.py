@@ -140,3 +140,22 @@ def test_a_ban_on_everything_is_ignored():
     logits = torch.zeros(1, 2)
     ban_tokens(logits, torch.tensor([0]), torch.tensor([[0, 1]]))
     assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("vocab", [8193, 8448, 20_000])
+def test_draws_from_a_large_vocabulary_invert_the_same_distribution(vocab):
+    """Against a running sum in float64 over the whole vocabulary, with most tokens filtered out."""
+    random = torch.Generator().manual_seed(4)
+    logits = torch.randn(40, vocab, generator=random) * 3
+    logits[torch.rand(40, vocab, generator=random) < 0.9] = -torch.inf
+    logprobs = torch.log_softmax(logits, dim=-1)
+    uniforms = torch.rand(40, generator=random, dtype=torch.float64) * (1 - 2.0**-40)
+    uniforms[0], uniforms[1] = 0.0, 1 - 2.0**-40
+    tokens, chosen = draw(logprobs, uniforms, None)
+    mass = logprobs.double().exp().cumsum(-1)
+    mass = mass / mass[:, -1:]
+    rows = torch.arange(40)
+    before = torch.nn.functional.pad(mass, (1, 0))[rows, tokens]
+    assert torch.isfinite(chosen).all(), "a token that was filtered out is never drawn"
+    assert (before <= uniforms + 1e-6).all() and (mass[rows, tokens] >= uniforms - 1e-6).all()
+    assert torch.equal(chosen, logprobs[rows, tokens])

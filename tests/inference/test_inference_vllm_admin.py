@@ -18,7 +18,8 @@ class Client:
     """The part of vLLM's engine client that is used."""
 
     def __init__(self, directory, prints=("full:a",)):
-        self.calls, self.paused, self.prints = [], False, list(prints)
+        self.calls, self.paused = [], False
+        self.proofs = [{"fingerprint": each, "different": [], "unproven": []} for each in prints]
         self.model_config = SimpleNamespace(model=str(directory))
         parallel = SimpleNamespace(world_size_across_dp=2)
         self.vllm_config = SimpleNamespace(parallel_config=parallel)
@@ -28,7 +29,7 @@ class Client:
         self.calls.append((method, args))
         if self.fault:
             raise self.fault
-        return self.prints
+        return self.proofs
 
     async def is_paused(self):
         return self.paused
@@ -146,12 +147,36 @@ def test_a_failed_load_resumes_and_is_told(base, publisher, settings):
     assert not served.client.paused and settings.updates == 1
 
 
-def test_workers_that_differ_are_an_error(base, publisher):
+def test_workers_that_differ_answer_a_fingerprint_that_nobody_published(base, publisher, caplog):
+    """Not an error, which would be tried again: the run stops at the answer."""
     served = Served(Client(base, prints=("full:a", "full:b")))
-    status, answer = served.ask(
-        "POST", "/update_weights", {"weight_dir": version(publisher, 1), "version": 1}
-    )
-    assert status == 500 and b"different weights: full:a, full:b" in answer
+    served.client.proofs[1]["different"] = ["w"]
+    body = {"weight_dir": version(publisher, 1), "version": 1}
+    status, answer = served.ask("POST", "/update_weights", body)
+    assert status == 200 and json.loads(answer)["fingerprint"] == "full:a and full:b"
+    assert "other values than were received: w" in caplog.text
+
+
+def test_what_no_worker_can_read_back_is_counted_and_told_once(base, publisher, caplog):
+    served = Served(Client(base, prints=("full:a", "full:a")))
+    served.client.proofs[0]["unproven"] = ["v", "w"]
+    served.client.proofs[1]["unproven"] = ["u", "w"]  # of another pipeline stage
+    for number in (1, 2):
+        body = {"weight_dir": version(publisher, number), "version": number}
+        status, answer = served.ask("POST", "/update_weights", body)
+        assert status == 200 and json.loads(answer)["unproven"] == 1
+    told = [record.getMessage() for record in caplog.records if "only their receipt" in record.getMessage()]
+    assert told == ["1 tensors lie where they cannot be read back, so only their receipt is proven: w"]
+
+
+def test_a_model_of_random_weights_takes_its_first_version_as_it_is(tmp_path, publisher):
+    """Its directory has no weights to compare with; later versions must be like the first."""
+    served = Served(Client(tmp_path))
+    body = {"weight_dir": version(publisher, 1), "version": 1}
+    assert served.ask("POST", "/update_weights", body)[0] == 200
+    wider = version(publisher, 2, w=torch.ones(3, 4))
+    status, answer = served.ask("POST", "/update_weights", {"weight_dir": wider, "version": 2})
+    assert status == 400 and b"do not fit: w" in answer
 
 
 def test_what_does_not_fit_never_reaches_a_worker(base, publisher, tmp_path):

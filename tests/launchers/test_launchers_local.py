@@ -229,5 +229,16 @@ def test_tail_reads_the_end_only_and_cuts_long_lines(tmp_path: Path) -> None:
     assert "broken" in tail(path)
 
 
+def test_tail_shows_a_json_line_as_text_with_its_whole_traceback(tmp_path: Path) -> None:
+    path, frames = tmp_path / "x.log", "\n".join(f"  File {n}" for n in range(20))
+    told = {"time": "2026-11-30T10:00:00.000+00:00", "level": "ERROR", "logger": "prl.x", "message": "oh"}
+    told["exception"] = f"Traceback:\n{'frame ' * 500}\n{frames}\nValueError: the reason"
+    path.write_text(f"a print\n{json.dumps(told)}\n")
+    shown = tail(path, lines=30, width=80).splitlines()
+    assert shown[0] == "a print" and shown[1] == "10:00:00 ERROR prl.x oh"
+    assert shown[-1] == "ValueError: the reason" and max(map(len, shown)) <= 80
+    assert tail(path, lines=1) == "ValueError: the reason"
+
+
 def test_signal_names() -> None:
     assert signal_name(9) == "SIGKILL" and signal_name(40) == "signal 40"

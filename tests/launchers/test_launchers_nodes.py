@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,20 @@ def test_engines_come_first_and_the_rest_follows_the_trainer() -> None:
         "trainer/3": 2,
     }
     assert all(role.devices == () for role in roles), "no GPUs were asked for"
+
+
+def test_an_engine_of_several_gpus_has_them_on_its_node() -> None:
+    words = ["cluster=slurm", "cluster.gpus_per_node=4", "cluster.infer_nodes=2", "cluster.infer_gpus=8"]
+    config = compose_job("rl", [*words, "inference.replicas=8"])
+    config.inference = SimpleNamespace(
+        name="vllm", ready_timeout=1.0, replicas=4, tensor_parallel_size=2, python=None
+    )
+    roles = place_on_nodes("rl", config, RESOLVED, nominal_gpus(config.cluster))
+    engines = [(role.node, role.devices) for role in roles if role.name.startswith("inference/")]
+    assert engines == [(0, ("0", "1")), (0, ("2", "3")), (1, ("0", "1")), (1, ("2", "3"))]
+    config.inference.tensor_parallel_size = 8
+    with pytest.raises(ValueError, match="tensor_parallel_size = 8"):
+        place_on_nodes("rl", config, RESOLVED, nominal_gpus(config.cluster))
 
 
 def test_without_nodes_of_their_own_the_engines_share_the_first() -> None:

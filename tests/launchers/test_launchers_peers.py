@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -66,6 +69,14 @@ def test_a_follower_ends_as_the_leader_says(run: RunDir) -> None:
 def test_a_follower_that_was_ended_by_the_leader_tells_no_failure_of_its_own(run: RunDir) -> None:
     Follower(NodeFiles(run), 1).tell_failure(Outcome(1, "FAILED", "node 0: x"), patience=60.0)
     assert not NodeFiles(run).of_node(1).exists()
+
+
+def test_the_leaders_exit_code_decides_once_it_told_the_end(run: RunDir) -> None:
+    """Any other task that fails makes srun end the leader, which still tracks, tells and requeues."""
+    follower, ended = Follower(NodeFiles(run), 1), Outcome(1, "KILLED", "node 0: warned by SLURM")
+    assert follower.exit_code(ended) == 1, "nobody else tells SLURM"
+    NodeFiles(run).tell_end(ended)
+    assert follower.exit_code(ended) == 0
 
 
 def test_a_warning_asks_for_a_checkpoint_and_ends_the_run_when_it_is_there(
@@ -192,6 +203,46 @@ def test_a_task_is_a_site_that_notes_signals_from_its_first_moment() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.fixture
+def task() -> Iterator[Callable[[int], Task]]:
+    """A leading task of the given restart; the signals are those of before again at the end."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield lambda restarts: Task(Allocation("9", 9, 0, ("a",), restarts))
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_slurms_own_restarts_count_as_well(
+    config: Callable[..., RlConfig], task: Callable[[int], Task]
+) -> None:
+    """Without a warning, after the loss of a node, SLURM requeues by itself."""
+    asked = config(cluster=SlurmConfig(max_requeues=2))
+    assert task(0).plan(asked, plan_run).patience == 0.0
+    assert task(2).plan(asked, plan_run).patience > 90.0, "the lock of a lost node on a file server"
+    with pytest.raises(ValueError, match=r"cluster\.max_requeues = 2: used up by start 3"):
+        task(3).plan(asked, plan_run)
+
+
+def test_a_later_start_waits_for_the_lock_of_the_one_before(
+    config: Callable[..., RlConfig], checkpoint: Callable, tmp_path: Path
+) -> None:
+    with open_run("rl", config(), plan_run(config()), ["prl"]) as run:
+        checkpoint(run.checkpoints, 2)
+        plan = replace(plan_again(config(), plan_run), patience=0.3)
+        with (
+            pytest.raises(ValueError, match="another launcher is at work"),
+            open_run("rl", config(), plan, ["prl"]),
+        ):
+            pass
+        held = run.path / ".lock"
+    with held.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        with open_run("rl", config(), replace(plan, patience=60.0), ["prl"]) as again:
+            assert again.attempt > 1
 
 
 def test_a_stop_is_asked_for_and_answered_in_one_attempt(run: RunDir) -> None:

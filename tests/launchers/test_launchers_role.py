@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from launchers.role import ENTRY_POINTS, LAUNCHER_VAR, configure_logging, entry_point, main
+from launchers.role import ENTRY_POINTS, LAUNCHER_VAR, entry_point, main
 from prl.config.algo import GrpoConfig
 from prl.config.load import dump_resolved
 from prl.config.loss import IpoConfig
-from prl.config.schema import RlConfig
+from prl.config.rules_monitor import PROCESSES
+from prl.config.schema import LogConfig, RlConfig
 from prl.config.serving import EmbeddedConfig, TrackingConfig
 from prl.config.training import AdamWConfig, SchedulerConfig
+from prl.log_lines import configure
 from prl.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +113,7 @@ def test_a_role_whose_launcher_is_gone_already_does_not_start(tmp_path: Path, re
 
 
 def test_log_lines_have_time_level_name_and_message(capfd: pytest.CaptureFixture[str]) -> None:
-    configure_logging("info")
+    configure(LogConfig(level="info"), "trainer/0")
     logging.getLogger("prl.x").info("hello")
     logging.getLogger("prl.x").debug("too much")
     logging.getLogger("httpx").info("other people's chatter")
@@ -134,6 +136,7 @@ def test_every_kind_of_role_has_an_entry_point_module() -> None:
         "evals",
         "eval",
     }
+    assert set(PROCESSES) == {"launcher", *ENTRY_POINTS}  # those that may have a log level
     with pytest.raises(ValueError, match="role 'walrus/0' is unknown"):
         entry_point("walrus/0")
 

@@ -15,6 +15,7 @@ import pytest
 
 from launchers import placement
 from launchers.run import launch_rl
+from prl.config.loss import CustomLossConfig
 from prl.config.schema import LogConfig, RlConfig
 from prl.config.serving import ClusterConfig
 
@@ -196,6 +197,17 @@ def test_what_is_refused_is_told_with_code_2_and_writes_nothing(
     errors = capsys.readouterr().err
     assert "cluster.train_ranks = 2" in errors and "no complete checkpoint" in errors
     assert "Traceback" not in errors and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["no_such_package.losses:mine", "json.no_such:mine"])
+def test_a_loss_whose_module_is_not_there_starts_nothing(
+    tmp_path: Path, config: Callable[..., RlConfig], capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    changed = config()
+    changed.loss = CustomLossConfig(import_path=path)
+    assert launch_rl(changed, ["prl"]) == 2
+    assert f"loss.import_path = {path}: there is no module" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_directory_that_cannot_be_made_is_told(

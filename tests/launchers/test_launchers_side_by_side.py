@@ -156,6 +156,26 @@ def test_trials_that_were_at_work_when_a_search_was_ended_go_on_first(tmp_path: 
 
 
 @needs_optuna
+def test_failed_trials_run_again_when_the_command_is_given_again(tmp_path: Path) -> None:
+    from launchers.sweeps.search import search
+
+    class Failing(Batches):
+        def launch(self, batch: list[list[str]], initial_job_idx: int) -> list[JobReturn]:
+            done = super().launch(batch, initial_job_idx)
+            for element in done:
+                element._return_value = None
+            return done
+
+    first, second, third = Failing(), Batches(), Batches()
+    space = ["optim.lr=interval(0.0,0.5)"]
+    search(space, OPTIONS, str(tmp_path), first)
+    search(space, OPTIONS, str(tmp_path), second)
+    assert first.launched == second.launched, "the same numbers and values, in batches as large"
+    search(space, OPTIONS, str(tmp_path), third)
+    assert third.launched == []
+
+
+@needs_optuna
 def test_a_grid_ends_with_its_last_point_and_random_takes_intervals(tmp_path: Path) -> None:
     from launchers.sweeps.search import search
 

@@ -79,6 +79,7 @@ def test_the_lines_of_the_script_come_in_order() -> None:
     (srun,) = [index for index, line in enumerate(lines) if line.startswith("srun ")]
     assert places == sorted(places) and places[-1] < srun
     assert "--kill-on-bad-exit=1" in lines[srun] and "--open-mode=append" in lines[srun]
+    assert "--wait=0" in lines[srun], "a task that is done does not end the one that still tracks"
     assert " /x/python -u -m submitit.core._submit" in lines[srun]
 
 
@@ -171,6 +172,9 @@ def test_an_array_beyond_the_limit_is_refused() -> None:
         (["cluster.extra={nodes: 3}"], "set by cluster.train_nodes and cluster.infer_nodes"),
         (["cluster.extra={hold: false}"], "sbatch has no such value"),
         (["cluster.srun_args=['--output=x']"], "set by prl"),
+        (["cluster.srun_args=['--wait=30']"], "set by prl"),
+        (["cluster.infer_nodes=2"], "cluster.infer_nodes = 2: only 1 engine to place on them"),
+        (["cluster.infer_nodes=3", "inference.replicas=2"], "only 2 engines"),
         (["cluster.infer_gpus=9", "cluster.gpus_per_node=8"], "hold 8"),
     ],
 )

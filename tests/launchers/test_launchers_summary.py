@@ -2,11 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import launchers.run
+import launchers.summary
+from launchers.interrupts import Interrupts
 from launchers.local import Outcome
+from launchers.run import Attempt
 from launchers.run_directory import RunPlan
+from launchers.site import Site
 from launchers.summary import curve, failure_report, summary
 from prl.run_dir import RunDir
 from prl.tracking.board import Board
@@ -90,3 +96,25 @@ def test_a_failure_shows_the_end_of_each_log_at_fault(run: RunDir) -> None:
         f"--- end of {run.log_file('trainer/0')} ---",
         "(empty)",
     ]
+
+
+def test_a_full_disk_is_told_where_the_logs_could_not(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers.summary, "shutil", SimpleNamespace(disk_usage=lambda _: disk))
+    disk = SimpleNamespace(free=4096)
+    report = failure_report(Outcome(1, "FAILED", "they died"), run)
+    assert f"the disk is full: 4096 bytes are free at {run.path}" in report.splitlines()[-1]
+    disk = SimpleNamespace(free=1 << 30)
+    assert failure_report(Outcome(1, "FAILED", "they died"), run) == "the run failed: they died"
+
+
+def test_a_status_that_cannot_be_written_hides_no_end(
+    run: RunDir, config: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(launchers.run, "append_status", full)
+    attempt = Attempt("rl", config(), plan_of(run), run, [], Interrupts(), Site())
+    attempt._tell_end(FINISHED, board("trainer", "reward/mean", []), None)
+    out, err = capsys.readouterr()
+    assert out.startswith("finished at step") and "No space left on device" in err

@@ -153,6 +153,18 @@ def test_a_supervised_run_is_compared_by_its_loss(tmp_path: Path) -> None:
     assert objective_of(tmp_path) == ("-loss", pytest.approx(-0.75))
 
 
+@pytest.mark.parametrize("elements", [[["seed=1"], ["seed=2"]], [["optim.lr=1"]]])
+def test_where_nothing_is_compared_no_plot_compares(tmp_path: Path, elements: list[list[str]]) -> None:
+    book = Book(tmp_path)
+    book.open("rl", ["x"], elements)
+    for number, words in enumerate(elements):
+        book.record(Record(number, words, 0, 1.0 + number))
+        reward_stream(book.run(number), [1.0, 2.0])
+    text = write_report(book).read_text()
+    assert "parallel.svg" not in text and not (tmp_path / "parallel.svg").exists()
+    assert "![learning curves](curves.svg)" in text
+
+
 def test_a_sweep_without_a_tracker_publishes_nothing(book: Book) -> None:
     assert publish(book) is False
 
@@ -198,9 +210,9 @@ def test_ready_made_sweeps_compose_every_element(name: str) -> None:
     line = parse([f"sweep={name}"], ["rl"])
     assert line.multirun, "a chosen sweep needs no --multirun"
     with open_options("rl", line.overrides) as options:
-        found = elements(options)
+        found, problems = elements(options)
     counts = {"icepop_bounds": 8, "lr_group_size": 9, "staleness": 24, "algorithms_losses": 16}
-    assert len(found) == counts[name] == len({tuple(element) for element in found})
+    assert not problems and len(found) == counts[name] == len({tuple(element) for element in found})
 
 
 def test_what_was_begun_goes_on_where_it_can(tmp_path: Path, checkpoint: Callable) -> None:

@@ -47,6 +47,13 @@ def per_token(config, lp, b, **streams):
     return total, grad[1:], metrics
 
 
+@pytest.mark.parametrize("config", [IpoConfig(eps=0.0), IcePopConfig(ratio_low=1.0, ratio_high=1.0)])
+def test_bounds_include_their_ends(config):
+    """The narrowest bounds there are still train what the policy itself sampled."""
+    loss, grad, metrics = per_token(config, [-0.7, -1.5], [-0.7, -1.5], advantages=[2.0, -1.0])
+    assert (loss, grad) == (-1.0, [-2.0, 1.0]) and not metrics["is_masked"].any()
+
+
 @pytest.mark.parametrize(("column", "name"), enumerate(["ipo", "icepop", "ppo", "cispo"], start=5))
 def test_worked_vectors(column, name):
     logprobs, behaviour, advantages = worked_inputs()

@@ -19,6 +19,14 @@ from prl.config.errors import ConfigErrors
         ("eval", ["env=[reverse_text]", "tracking.register_model=mine"], "an evaluation makes no weights"),
         ("rl", ["tracking.system_seconds=-1"], "tracking.system_seconds = -1"),
         ("rl", ["tracking=none", "tracking.traces_per_step=1"], "It belongs to tracking=mlflow"),
+        (
+            "rl",
+            ["+log.levels.trainr=debug"],
+            "log.levels.trainr = debug: there is no such process. Nearest: trainer",
+        ),
+        ("sft", ["+log.levels.trainer=loud"], "log.levels.trainer = loud: there is no such level"),
+        ("inference", ["+log.levels.x=info"], "log.levels.x = info: there is no such process"),
+        ("rl", ["log.format=jsonl"], "log.format = jsonl"),
         ("rl", ["tracking.uri=./mlruns"], "MLflow keeps runs in a database or on a server"),
     ],
 )
@@ -34,5 +42,9 @@ def test_what_is_accepted() -> None:
     assert config.tracking.traces_per_step == 1 and config.tracking.max_traces == 100
     none = compose_job("sft", ["tracking=none", "tracking.system_seconds=0"])
     assert none.tracking.name == "none" and none.monitor.heartbeat_url is None
+    logs = compose_job(
+        "rl", ["log.format=json", "+log.levels={trainer: debug, env/reverse_text: warning}"]
+    ).log
+    assert logs.format == "json" and logs.levels == {"trainer": "debug", "env/reverse_text": "warning"}
     server = compose_job("rl", ["tracking.uri=http://tracker:5000"])
     assert server.tracking.uri == "http://tracker:5000"

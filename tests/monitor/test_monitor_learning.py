@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 from monitor_lab import observed
 
+from prl.config.schema import LogConfig
+from prl.log_lines import formatter
 from prl.monitor import learning
 from prl.monitor.doctor import diagnose
 
@@ -55,6 +58,16 @@ def test_batches_that_were_skipped_show_only_in_the_log(tmp_path: Path) -> None:
     (tmp_path / "logs" / "attempt_1" / "orchestrator.log").write_text(5 * line)
     found = learning.zero_advantages(run)
     assert found and "5 batches were skipped" in found.evidence
+
+
+def test_batches_that_were_skipped_are_counted_in_json_lines_too(tmp_path: Path) -> None:
+    run = observed(tmp_path, 0)
+    words = "batch %d: none of %d rollouts carries credit; skipped"
+    record = logging.LogRecord("prl.orchestrator.loop", logging.WARNING, "", 1, words, (1, 128), None)
+    line = formatter(LogConfig(format="json"), "orchestrator").format(record) + "\n"
+    (tmp_path / "logs" / "attempt_1" / "orchestrator.log").write_text(4 * line)
+    found = learning.zero_advantages(run)
+    assert found and "4 batches were skipped" in found.evidence
 
 
 def test_growing_mismatch(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from monitor_lab import append, observed, write_run
 
+from prl.checkpoint.marker import mark_complete
 from prl.monitor import running
 from prl.monitor.observed import observe
 
@@ -93,8 +94,25 @@ def test_how_it_ended(tmp_path: Path) -> None:
     assert running.ended_badly(observed(tmp_path / "b", status="FINISHED")) is None
     killed = running.ended_badly(observed(tmp_path / "c", status="KILLED"))
     failed = running.ended_badly(observed(tmp_path / "d", status="FAILED"))
-    assert killed and killed.severity == "notice" and "run.name=c run.resume=latest" in killed.knob
-    assert failed and failed.severity == "down"
+    assert killed and killed.severity == "notice" and failed and failed.severity == "down"
+
+
+def test_the_way_on_is_one_that_works(tmp_path: Path) -> None:
+    run = observed(tmp_path / "c", status="KILLED")
+    assert running.going_on(run).startswith(
+        "run.name=c run.clean=true ckpt=interval"
+    )  # nothing to resume from
+    for part in ("trainer", "orchestrator"):
+        directory = tmp_path / "c" / "checkpoints" / "step_6" / part
+        directory.mkdir(parents=True)
+        (directory / "state").write_text("x")
+    assert "clean=true" in running.going_on(run)  # half written
+    mark_complete(tmp_path / "c" / "checkpoints" / "step_6")
+    assert running.going_on(run) == "run.name=c run.resume=latest, which goes on from step 6"
+    evaluation = observed(tmp_path / "e", status="KILLED", config={"command": "eval"})
+    assert "run.name=e run.resume=latest" in running.going_on(evaluation)
+    elsewhere = observed(tmp_path / "f", config={"ckpt": {"dir": str(tmp_path / "c" / "checkpoints")}})
+    assert "goes on from step 6" in running.going_on(elsewhere)
 
 
 def test_a_run_that_says_nothing_any_more(tmp_path: Path) -> None:

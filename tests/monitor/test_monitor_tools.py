@@ -160,6 +160,22 @@ def test_status_of_a_run_without_rewards_speaks_of_the_loss(tmp_path: Path) -> N
     assert status.check_in(observed(tmp_path / "b", 0)).progress == "no step yet"
 
 
+def test_what_is_compared_does_not_overlap(tmp_path: Path) -> None:
+    reward = "train/agg/effective/agent/reward/mean"
+    for steps, told in (
+        (1, "reward 0.010 over the newest step, 0.010 over the first"),
+        (8, "reward 0.065 over the newest 4 steps, 0.025 over the first"),
+        (40, "reward 0.355 over the newest 10 steps, 0.055 over the first"),
+    ):
+        run = observed(tmp_path / str(steps), steps, lambda step: {reward: step / 100})
+        assert status.check_in(run).progress.startswith(told)
+
+
+@pytest.mark.parametrize(("how", "health"), [("KILLED", "Down"), ("FAILED", "Down"), ("FINISHED", "Healthy")])
+def test_a_run_that_was_stopped_is_not_healthy(tmp_path: Path, how: str, health: str) -> None:
+    assert status.check_in(observed(tmp_path, 12, status=how)).health == health
+
+
 def test_doctor_puts_the_gravest_first_and_gives_one_knob_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

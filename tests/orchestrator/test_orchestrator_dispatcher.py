@@ -251,7 +251,9 @@ def test_a_cancelled_rollout_that_answers_anyway_counts_once() -> None:
         await asyncio.sleep(1)
         it.line.step = 2
         it.dispatcher.cancel_stale()
-        return await task
+        outcomes = await task
+        assert it.arrived == [], "nobody scores or records what was cancelled"
+        return outcomes
 
     outcomes = run_virtual(scenario())
     assert [outcome.episode for outcome in outcomes] == [None]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from orchestrator_fakes import FakeEnv, Scenario, eval_source, make_episode, now, run_virtual
+from orchestrator_fakes import FakeEngine, FakeEnv, Scenario, eval_source, make_episode, now, run_virtual
 
 from prl.orchestrator.eval_epoch import EvalJob, Evals, EvalSource
 from prl.orchestrator.eval_run import roll, run_epochs
@@ -265,6 +265,27 @@ def test_training_goes_on_around_an_evaluation_that_is_not_pinned() -> None:
     assert max(call.version for call in env.calls) == 5 and sorted(it.trainer.shipped) == [1, 2, 3, 4, 5]
     mixed = [row for _, row in it.recorder.rows if "eval/x/policy_version" in row]
     assert len(mixed) >= 3 and all(row["eval/x/coverage"] == 1 for row in mixed)
+
+
+def test_training_starts_nothing_while_an_evaluation_waits_though_there_is_room() -> None:
+    env = FakeEnv("x", seconds=lambda n: 2.0)
+    it = scenario_with_evals(env, eval_cap=2)
+    first_epoch = [call for call in env.calls if call.version == 0]
+    trained = [call for call in it.calls if call not in env.calls]
+    assert [round(call.at) for call in first_epoch] == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert round(min(call.at for call in trained)) == 6, (
+        "the last of it has started, its end is not waited for"
+    )
+
+
+def test_no_evaluation_starts_while_the_engines_change_weights() -> None:
+    env = FakeEnv("x", seconds=lambda n: 1.3)
+    it = scenario_with_evals(env, pinned=False, eval_cap=1, engine=FakeEngine(seconds=1.5))
+    pauses = [at for route, at in it.engine.calls if route == "pause"]
+    resumes = [at for route, at in it.engine.calls if route == "resume"]
+    for pause, resume in zip(pauses, resumes, strict=True):
+        assert not [call for call in env.calls if pause < call.at < resume + 0.49]
+    assert len(pauses) == 5 and len(env.calls) > 8
 
 
 def test_the_dispatcher_tells_of_evaluations() -> None:

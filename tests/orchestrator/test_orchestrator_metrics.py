@@ -178,6 +178,13 @@ def test_p15_progress_counts_true_tokens() -> None:
     assert values["progress/truncated_samples"] == 3
 
 
+def test_p15_samples_of_unequal_length_are_counted_each_by_its_own() -> None:
+    arrived = [make_episode("a0", 1.0, sampled=count) for count in (1, 4, 7)]
+    values = batch_metrics(*shipped_and_window(Arrived("a", "a0", arrived)), 1)
+    assert values["progress/tokens"] == 3 + 6 + 9
+    assert (values["progress/input_tokens"], values["progress/output_tokens"]) == (6, 12)
+
+
 def test_every_name_suits_the_tracker() -> None:
     values = batch_metrics(*shipped_and_window(group("a", "a0", 1.0, "Timeout")), 1)
     assert all(isinstance(value, int | float) for value in values.values())

@@ -320,6 +320,7 @@ def test_a_batch_worth_of_fruitless_rollouts_is_a_warning_with_reasons(
         assert text.startswith(
             "4 rollouts in a row gave nothing to train on: 1 failed (Boom 1), 3 without credit"
         )
+        await it.group(1.0, 1.0)
         await it.group(1.0, 0.0)
         await it.group(1.0, 1.0)
         assert len(caplog.records) == 1, "a group that gave something starts the count anew"

@@ -30,11 +30,11 @@ def mixer(*envs: str) -> TaskMixer:
     return TaskMixer({env: FakeCurriculum(env) for env in envs}, dict.fromkeys(envs, 1.0), 0)
 
 
-def saved(tmp_path: Path, step: int = 3) -> Path:
+def saved(tmp_path: Path, step: int = 3, evals: Any = None) -> Path:
     tasks = mixer("a")
     tasks.draw()
     path = state_path(tmp_path / f"step_{step}")
-    save(path, snapshot(step, Totals(10, 4, 2), tasks, {"a": Stateful(5)}, no_evals()))
+    save(path, snapshot(step, Totals(10, 4, 2), tasks, {"a": Stateful(5)}, evals or no_evals()))
     return path
 
 
@@ -68,6 +68,14 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert restore(state, tasks, {"a": algorithm}, no_evals()) == Totals(10, 4, 2)
     assert algorithm.value == 5
     assert [tasks.draw().task.key for _ in range(2)] == ["a0", "a1"]
+
+
+def test_p16_evaluations_in_progress_come_back_unless_progress_is_skipped(tmp_path: Path) -> None:
+    state = load(saved(tmp_path, evals=Stateful(7)), 3)
+    for skip, expected in ((False, 7), (True, 0)):
+        evals = Stateful()
+        restore(state, mixer("a"), {"a": Stateful()}, evals, skip_progress=skip)
+        assert evals.value == expected
 
 
 def test_p18_skip_progress_forgets_tasks_and_totals_but_no_baselines(tmp_path: Path) -> None:

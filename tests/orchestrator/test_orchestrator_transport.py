@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -95,6 +97,19 @@ def test_p9_every_rank_gets_its_own_part_however_late_it_comes(make: Any) -> Non
     host.put(3)
     assert marks(fast.receive(3, WAIT)) == [30]
     assert [marks(slow.receive(step, WAIT)) for step in (1, 2, 3)] == [[11], [21], [31]]
+
+
+def test_p9_ranks_that_wait_together_are_each_given_their_own_part(make: Any) -> None:
+    host, receivers = make(ranks=3)
+    with ThreadPoolExecutor(len(receivers)) as pool:
+        asked = [pool.submit(receiver.receive, 1, WAIT) for receiver in receivers]
+        until = time.monotonic() + WAIT
+        while len(host.sender._parked) < len(receivers):
+            assert time.monotonic() < until, "a rank that waits is not known"
+            time.sleep(0.01)
+        host.put(1)
+        assert [marks(answer.result(WAIT)) for answer in asked] == [[10], [11], [12]]
+    assert host.sender._parked == {}
 
 
 @pytest.mark.parametrize(("first", "asked"), [(1, 3), (1, 0), (5, 4), (5, 1)])

@@ -125,6 +125,21 @@ def test_p4_a_failed_update_is_not_repeated_and_engines_are_resumed(route: str) 
     assert broken.count("update") == (route == "update") and other.count("pause") == 1
 
 
+def test_engines_are_resumed_only_when_every_pause_has_ended() -> None:
+    """One engine refuses at once; the slow pause of the other must not take hold after its resume."""
+
+    async def scenario() -> None:
+        broken, slow = (
+            FakeEngine(seconds=0.3, fail={"pause": ConnectionError("500")}),
+            FakeEngine(seconds=3.0),
+        )
+        with pytest.raises(ConnectionError, match="500"):
+            await Bench(broken, slow).watcher.apply(published(1))
+        assert slow.calls == [("pause", 0.0), ("resume", pytest.approx(1.0))]
+
+    run_virtual(scenario())
+
+
 def test_a_failed_resume_is_fatal() -> None:
     async def scenario() -> None:
         it = Bench(FakeEngine(fail={"resume": ConnectionError("gone")}))

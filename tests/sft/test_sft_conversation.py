@@ -101,9 +101,17 @@ def test_tool_calls_as_tables_and_as_text(calls: Any) -> None:
     assert messages({"messages": [turn]})[0]["tool_calls"] == [CALL]
 
 
-def test_a_call_without_arguments_has_none() -> None:
-    turn = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": None}]}
+@pytest.mark.parametrize("arguments", [None, "", "{}", "null"])
+def test_a_call_without_arguments_has_none(arguments: Any) -> None:
+    turn = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}
     assert messages({"messages": [turn]})[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("nothing", [None, [], "", " ", "[]", "null"])
+def test_columns_of_texts_say_nothing_in_many_ways(nothing: Any) -> None:
+    row = {"messages": [USER, {"role": "assistant", "content": "a", "tool_calls": nothing}], "tools": nothing}
+    found = read_row(row, ColumnsConfig())
+    assert found.tools is None and found.messages[1] == {"role": "assistant", "content": "a"}
 
 
 @pytest.mark.parametrize(

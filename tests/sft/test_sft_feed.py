@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from prl.config.sft import LossMaskConfig, RowsDataConfig, WarmStartDataConfig
 from prl.records import MicroBatch
 from prl.sft.documents import Document
 from prl.sft.feed import open_feed
-from prl.sft.packing import PATIENCE, Cat, Stack, as_micro_batch
+from prl.sft.packing import PATIENCE, Cat, Stack, as_micro_batch, as_sample
 
 
 def document(index: int, size: int) -> Document:
@@ -77,6 +78,22 @@ def test_no_document_waits_in_a_stack_for_ever() -> None:
     assert old.index == 0 and packer.pending == [PATIENCE, PATIENCE + 1]
 
 
+def test_a_stack_goes_on_where_it_was_though_documents_of_it_are_overdue() -> None:
+    """With many ranks the indices of one rank lie far apart: several buckets are overdue at once, and one
+    leaves with each document. Adding what was pending again must not let one leave earlier."""
+    draw, stride = random.Random(2), 64
+    sizes = draw.choices([10, 300, 600, 1200, 2400], k=300)
+    stream = [document(stride * i, size) for i, size in enumerate(sizes)]
+    whole, pending, rows = Stack(4), list[list[int]](), list[Any]()
+    for found in stream:
+        pending.append(whole.pending)
+        rows.append(whole.add(found))
+    for cut, left in enumerate(pending):
+        resumed = Stack(4, since=stride * cut)
+        assert not any(resumed.add(stream[index // stride]) for index in left)
+        assert [resumed.add(found) for found in stream[cut : cut + 40]] == rows[cut : cut + 40]
+
+
 def test_a_row_for_the_trainer() -> None:
     row = as_micro_batch([document(3, 3), document(4, 2)], "mine", 8)
     assert row.input_ids == [0, 1, 2, 0, 1, 1, 1, 1]
@@ -86,6 +103,13 @@ def test_a_row_for_the_trainer() -> None:
     assert row.loss_mask == [False, True, True, False, True, False, False, False]
     assert row.ce_weights == [float(flag) for flag in row.loss_mask]
     assert set(row.rl_weights) == {0.0} and set(row.temperatures) == {1.0}
+
+
+def test_a_sample_for_the_packer_of_whole_batches() -> None:
+    sample = as_sample(document(3, 4), "mine")
+    assert sample.ce_weights == [0.0, 1.0, 1.0, 1.0] and sample.mask == [False, True, True, True]
+    assert sample.rl_weights == [0.0] * 4 and sample.advantages is sample.ref_kl_weights is None
+    assert (sample.token_ids, sample.env, sample.trace_id) == ([0, 1, 2, 3], "mine", "row:3")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -109,6 +133,14 @@ def test_a_feed_goes_on_bitwise(packing: str, rank: int, ranks: int) -> None:
         states = [batches(made, cut, r, ranks)[1] for r in range(ranks)]
         rest, finish = batches(made, 7 - cut, rank, ranks, states)
         assert rest == straight[cut:] and finish == end
+
+
+def test_a_resumed_stack_knows_what_was_read_before() -> None:
+    made = config(packing="stack", micro_batch_size=2)
+    _, state = batches(made, 1)
+    feed = open_feed(made, 0, 1, [state])
+    assert feed._packer._since == state["position"]["next"] > 0 == open_feed(made, 0, 1)._packer._since
+    feed.close()
 
 
 def test_a_feed_goes_on_bitwise_with_another_number_of_workers() -> None:

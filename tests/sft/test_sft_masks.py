@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,28 @@ def test_what_does_not_fit_is_cut_and_told(models: dict[str, ModelConfig]) -> No
         .render(Conversation(CHAT))
         .truncated
     )
+
+
+def test_what_fits_exactly_is_not_cut(models: dict[str, ModelConfig]) -> None:
+    whole = ConversationRenderer(models["role-token"], LossMaskConfig(), 99).render(Conversation(CHAT))
+    exact = ConversationRenderer(models["role-token"], LossMaskConfig(), len(whole.token_ids))
+    assert exact.render(Conversation(CHAT)) == whole and not whole.truncated
+
+
+def test_a_template_without_an_end_of_the_last_turn_is_given_one(models: dict[str, ModelConfig]) -> None:
+    """Some families close an assistant's turn with the opening of the next, and the last one has none."""
+    maker = ConversationRenderer(models["role-token"], LossMaskConfig(), 99)
+    whole = maker.render(Conversation(CHAT))
+    renderer = maker._renderer({})
+    render = renderer.render
+
+    def open_ended(*args: Any, **kwargs: Any) -> Any:
+        found = render(*args, **kwargs)
+        lists = ("token_ids", "message_indices", "sampled_mask", "is_content")
+        return dataclasses.replace(found, **{name: getattr(found, name)[:-1] for name in lists})
+
+    renderer.render = open_ended
+    assert maker.render(Conversation(CHAT)) == whole and whole.mask[-1]
 
 
 def test_the_first_token_is_never_learned(models: dict[str, ModelConfig]) -> None:

@@ -125,6 +125,30 @@ def cluster(slurm: dict[str, str], tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def node(cluster: Cluster) -> Iterator[Callable[[str, str], None]]:
+    """`node("down", "n2")` cuts its power: no process of it is left, no packet leaves it. SLURM is told
+    at once, what it finds out by itself after SlurmdTimeout. All nodes are up again afterwards."""
+    lost: list[str] = []
+
+    def change(what: str, name: str) -> None:
+        subprocess.run(["ip", "link", "set", f"slv{name[1:]}", what], env=cluster.env, check=True)
+        subprocess.run([str(HERE / "node_slurm.sh"), what, name], env=cluster.env, check=True)
+        state = {"down": "down", "up": "resume"}[what]
+        cluster.run(["scontrol", "update", f"nodename={name}", f"state={state}", "reason=test"])
+        lost.append(name) if what == "down" else lost.remove(name)
+
+    yield change
+    for name in list(lost):
+        change("up", name)
+    cluster.wait(
+        lambda: (
+            cluster.run(["sinfo", "-h", "-p", "main", "-t", "idle,mix,alloc", "-o", "%D"]).stdout.strip()
+            == "3"
+        )
+    )
+
+
+@pytest.fixture
 def submitted() -> Callable[[subprocess.CompletedProcess[str]], str]:
     """The job id that a command told."""
 

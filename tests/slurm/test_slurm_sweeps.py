@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -126,17 +127,49 @@ SWEEP = [
 def test_a_sweep_of_runs_ends_in_a_table_and_a_report_and_is_not_repeated(
     cluster: Any, submitted: Callable[..., str]
 ) -> None:
-    words = ["sft", "--multirun", *SWEEP[2:], "seed=1,2", "optim.lr=1e-4,3e-3", "max_steps=2"]
-    told = cluster.prl(*words)
+    two = ["cluster.train_nodes=2", "cluster.train_ranks=2"]
+    words = ["sft", "--multirun", *SWEEP[2:], *two, "seed=1,2", "optim.lr=1e-4,3e-3", "max_steps=2"]
+    refused = cluster.prl(*words, "cluster.partition=gpu")
+    assert refused.returncode == 2 and "no such partition. Valid: low, main." in refused.stderr
+    dry = cluster.prl(*words, "hydra.sweep.dir=multirun/s", "dry_run=true").stdout
+    assert not (cluster.place / "multirun").exists(), "neither wrote anything"
+    told = cluster.prl(*words, "hydra.sweep.dir=multirun/s")
     assert told.returncode == 0, told.stdout + told.stderr
+    (script,) = (cluster.place / "multirun" / "s" / ".submitit").glob("*/*_submission.sh")
+    shown = dry.split("--- sbatch script of 4 elements\n")[1].split("\ndry run:")[0]
+    assert script.read_text().rstrip() == shown and "#SBATCH --nodes=2" in shown
+    for number in range(4):
+        logs = (cluster.place / "multirun" / "s" / ".submitit").glob(f"*_{number}/*_1_log.out")
+        assert [re.findall(r"^node 1 .*: (.*)$", log.read_text(), re.MULTILINE) for log in logs] == [
+            ["sft/1"]
+        ]
     (sweep,) = (cluster.place / "multirun").iterdir()
     assert "submitted 4 elements" in told.stdout and "sweep: 4 runs, 0 failed" in told.stdout
     report = (sweep / "report.md").read_text()
     assert "4 runs: 4 finished" in report and "±" in report and "![learning curves](curves.svg)" in report
     assert (sweep / "curves.svg").exists() and (sweep / "parallel.svg").exists()
     (sweep / "records" / "2.json").unlink()
-    again = cluster.prl(*words)
+    again = cluster.prl(*words, "hydra.sweep.dir=multirun/s")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "submitted 1 elements" in again.stdout and f"goes on with {sweep}" in again.stdout
     assert len(list((sweep / "2" / "configs").glob("attempt_*"))) == 1, "the unfinished one began anew"
     assert [len(list((sweep / str(n) / "configs").glob("attempt_*"))) for n in (0, 1, 3)] == [1, 1, 1]
+
+
+def test_values_that_optuna_chooses_run_as_an_array_and_only_what_failed_runs_again(cluster: Any) -> None:
+    optuna = pytest.importorskip("optuna")
+    fails_once = """cluster.setup=['test "$SLURM_ARRAY_TASK_ID" != 1 || exit 3']"""  # alone it is no array
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "optim.lr=tag(log,interval(1e-5,1e-2))"]
+    words = ["sft", "--multirun", *SWEEP[2:], *search, fails_once, "hydra.sweep.dir=multirun/o"]
+    told = cluster.prl(*words)
+    assert told.returncode == 1 and "sweep: 2 runs, 1 failed" in told.stdout, told.stdout + told.stderr
+    assert "submitted 2 elements" in told.stdout and "element 1: FAILED" in told.stdout
+    sweep = cluster.place / "multirun" / "o"
+    tried = json.loads((sweep / "records" / "1.json").read_text())["overrides"]
+    again = cluster.prl(*words)
+    assert again.returncode == 0 and "submitted 1 elements" in again.stdout, again.stdout + again.stderr
+    assert [len(list((sweep / n / "configs").glob("attempt_*"))) for n in ("0", "1")] == [1, 1]
+    records = [json.loads((sweep / "records" / f"{number}.json").read_text()) for number in (0, 1)]
+    assert records[1]["overrides"] == tried and "2 runs: 2 finished" in (sweep / "report.md").read_text()
+    study = optuna.load_study(study_name="o", storage=f"sqlite:///{sweep}/optuna.db")
+    assert [trial.value for trial in study.trials] == [record["objective"] for record in records]

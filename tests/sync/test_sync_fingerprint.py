@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prl.sync.fingerprint import SAMPLES_PER_TENSOR, Fingerprinter, fingerprint
+from prl.sync.fingerprint import MODES, SAMPLES_PER_TENSOR, Fingerprinter, fingerprint
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -148,3 +148,13 @@ def test_gpu_and_cpu_agree(mode, dtype):
     named = {name: tensor.to(dtype) for name, tensor in tensors().items()}
     on_gpu = {name: tensor.cuda() for name, tensor in named.items()}
     assert fingerprint(named.items(), mode) == fingerprint(on_gpu.items(), mode)
+
+
+@pytest.mark.parametrize("shape", [(70, 90), (3, 2000), (40, 50, 6)])
+def test_how_a_tensor_lies_in_memory_does_not_matter(shape):
+    """Sampled without flattening it, which would copy it as a whole."""
+    tensor = torch.randn(shape)
+    turned = tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not turned.is_contiguous() and tensor.numel() > SAMPLES_PER_TENSOR
+    for mode in MODES:
+        assert fingerprint([("a", turned)], mode) == fingerprint([("a", tensor)], mode)

@@ -153,3 +153,31 @@ def test_the_live_view_redraws_and_keeps_notes(tmp_path: Path) -> None:
     display.note("MLflow is [away]")
     display.close()
     assert "MLflow is [away]" in out.getvalue() and "step 7/30" in out.getvalue()
+
+
+def test_as_json_each_step_and_each_tenth_is_an_object(tmp_path: Path) -> None:
+    out = io.StringIO()
+    display = Display("plain", tmp_path, 20, out, form="json")
+    display.start()
+    display.note("starting trainer/0")
+    for step in (1, 2, 3, 4):
+        write_step(tmp_path, step)
+    wait_for('"step": 4', out)
+    display.close()
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert told[0]["message"] == "starting trainer/0"
+    steps = [line for line in told if line.get("event") == "step"]
+    assert [(line["step"], line["max_steps"], line["reward"]) for line in steps] == [
+        (step, 20, step / 10) for step in (1, 2, 3, 4)
+    ]
+    assert "loss" not in steps[0]  # unknown, so not told
+    milestones = [
+        (line["message"], line["done"], line["of"]) for line in told if line.get("event") == "progress"
+    ]
+    assert milestones == [("10 %", 2, 20), ("20 %", 4, 20)]
+
+
+def test_a_live_picture_is_no_json() -> None:
+    live = make_view("auto", Terminal(), "json")
+    live.close()
+    assert isinstance(live, LiveView)

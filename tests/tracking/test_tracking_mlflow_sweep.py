@@ -9,6 +9,7 @@ import pytest
 from prl.tracking.mlflow_run import Facts, TrackedRun
 from prl.tracking.mlflow_store import Store
 from prl.tracking.mlflow_sweep import PARENT_FILE, join_sweep, settle_sweep
+from prl.tracking.names import MetricNames
 
 Make = Callable[..., Facts]
 
@@ -23,7 +24,7 @@ def client(store: Store) -> Any:
 @pytest.fixture
 def connect(store: Store) -> Callable[[Facts], TrackedRun]:
     def make(facts: Facts) -> TrackedRun:
-        tracked = TrackedRun(facts, store, {}, print)
+        tracked = TrackedRun(facts, store, MetricNames(), print)
         tracked.connect()
         return tracked
 

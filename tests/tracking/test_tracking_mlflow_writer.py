@@ -109,6 +109,25 @@ def test_the_status_is_true(
     assert client.get_run(run_id(told)).info.status == status
 
 
+def test_the_status_of_a_run_that_failed_does_not_wait_for_its_metrics(
+    facts: Make, log_step: Log, start: Callable[..., MlflowWriter], client: Any, said: list[str]
+) -> None:
+    told = facts()
+    log_step(told.run, 1, loss=0.5)
+    writer = start(told)
+    wait_until(lambda: run_id_file(told.run).exists() and points(client, told, "loss") == [(1, 0.5)])
+
+    def refuse(records: Any) -> None:
+        raise OSError("no metrics today")
+
+    writer._tracked.log = refuse  # type: ignore[method-assign]
+    log_step(told.run, 2, loss=0.25)
+    assert writer.close("FAILED", 300, impatient=lambda: writer._status_told) is False
+    assert client.get_run(run_id(told)).info.status == "FAILED"
+    wait_until(lambda: len(said) == 2)
+    assert any(text.startswith("MLflow lacks the last metrics of this run") for text in said)
+
+
 def test_a_run_is_seen_as_running_while_it_runs(
     facts: Make, log_step: Log, start: Callable[..., MlflowWriter], client: Any
 ) -> None:
@@ -270,6 +289,25 @@ def test_an_unreachable_server_costs_bounded_time_and_two_messages(
     assert writer.close("FINISHED", 1.0) is False
     assert time.monotonic() - began < 60
     assert len(said) == 2 and "the run goes on" in said[0] and "follow when the run is resumed" in said[1]
+
+
+@pytest.mark.parametrize(("status", "arrives"), [("FINISHED", True), ("FAILED", False)])
+def test_a_slow_tracker_gets_the_end_of_a_run_that_went_well(
+    facts: Make, log_step: Log, start: Callable[..., MlflowWriter], status: str, arrives: bool
+) -> None:
+    told, goes_on = facts(), threading.Event()
+    log_step(told.run, 1, loss=1.0)
+    writer = start(told)
+    wait_until(run_id_file(told.run).exists)
+    finish = writer._tracked.finish
+
+    def slowly(status: str) -> None:
+        assert goes_on.wait(300)
+        finish(status)
+
+    writer._tracked.finish = slowly  # type: ignore[method-assign]
+    threading.Timer(1.5, goes_on.set).start()
+    assert writer.close(status, 0.2) is arrives
 
 
 def test_an_impatient_user_is_not_kept_waiting(

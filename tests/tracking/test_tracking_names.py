@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 
@@ -76,13 +77,16 @@ def test_a_second_producer_of_a_name_is_prefixed() -> None:
     assert names.of("orchestrator", "progress/step") == "progress/step"
     assert names.of("trainer", "progress/step") == "trainer/progress/step"
     assert names.of("orchestrator", "progress/step") == "progress/step"
-    assert names.owners == {"progress/step": "orchestrator"}
 
 
-def test_owners_hold_over_a_resume_in_another_order() -> None:
-    names = MetricNames({"progress/step": "orchestrator"})
-    assert names.of("trainer", "progress/step") == "trainer/progress/step"
-    assert names.of("orchestrator", "progress/step") == "progress/step"
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.text("a@_t/", max_size=5)), unique=True, max_size=12))
+def test_names_hold_over_a_resume_in_another_order(metrics: list[tuple[str, str]]) -> None:
+    names = MetricNames()
+    given_first = {metric: names.of(*metric) for metric in metrics[: len(metrics) // 2]}
+    again = MetricNames(json.loads(json.dumps(names.known)))
+    given_then = {metric: again.of(*metric) for metric in reversed(metrics)}
+    assert given_then | given_first == given_then
+    assert len(set(given_then.values())) == len(metrics)
 
 
 def test_a_prefixed_name_does_not_take_over_one_that_is_written_so() -> None:

@@ -8,7 +8,8 @@ from prl.config.schema import RlConfig, RunConfig
 from prl.config.serving import EmbeddedConfig, MlflowConfig
 from prl.config.sources import EnvConfig
 from prl.config.training import AdamWConfig, SchedulerConfig
-from prl.tracking.params import HIDDEN, flatten, is_secret, redact, redact_override, redact_text
+from prl.tracking.params import flatten
+from prl.tracking.secrets import HIDDEN, is_secret, redact, redact_override, redact_text
 
 
 def config(**fields: object) -> RlConfig:

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from prl.run_dir import RunDir
+from prl.tracking import provenance
 from prl.tracking.provenance import (
     DIFF_BYTES,
     attempt_files,
+    code_directory,
     environment_freeze,
     git_commit,
     git_diff,
@@ -52,6 +54,21 @@ def test_a_huge_diff_is_cut(repository: Path) -> None:
 
 def test_outside_a_repository_there_is_neither(tmp_path: Path) -> None:
     assert git_commit(tmp_path) is None and git_diff(tmp_path) == ""
+
+
+def test_a_run_from_nowhere_is_of_the_checkout_that_prl_lies_in(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = repository / "prl" / "tracking"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    monkeypatch.chdir(tmp_path_factory.mktemp("nowhere"))
+    assert code_directory() == package and git_commit(code_directory()) == git_commit(repository)
+    monkeypatch.chdir(repository)
+    assert code_directory() == repository
+    monkeypatch.chdir(nowhere := tmp_path_factory.mktemp("nowhere"))
+    monkeypatch.setattr(provenance, "__file__", str(nowhere / "provenance.py"))
+    assert code_directory() == nowhere
 
 
 def test_the_freeze_lists_packages_in_order() -> None:

@@ -41,22 +41,22 @@ def test_traffic_counts_from_the_beginning_of_the_run() -> None:
 
 
 def test_nothing_is_told_before_the_run_told_something(tmp_path: Path) -> None:
-    system = SystemMetrics(tmp_path, tmp_path, 0.02)
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    system = SystemMetrics(tmp_path, 0.02)
     system.start()
     time.sleep(0.3)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "trainer.jsonl").write_text(
-        json.dumps({"producer": "trainer", "step": 1, "time": 1.0}) + "\n"
-    )
-    wait_until(lambda: (tmp_path / "system.jsonl").exists() and len(read_metrics(tmp_path)) > 3)
+    assert list(metrics.iterdir()) == []
+    (metrics / "trainer.jsonl").write_text(json.dumps({"producer": "trainer", "step": 1, "time": 1.0}) + "\n")
+    wait_until(lambda: (metrics / "system.jsonl").exists() and len(read_metrics(metrics)) > 3)
     system.close()
-    lines = [record for record in read_metrics(tmp_path) if record.producer == "system"]
+    lines = [record for record in read_metrics(metrics) if record.producer == "system"]
     assert lines and all(record.step is None for record in lines)
     assert "system/cpu_utilization_percentage" in lines[0].values
 
 
 def test_it_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    system = SystemMetrics(tmp_path, tmp_path, 600)
+    system = SystemMetrics(tmp_path, 600)
     system.start()
     system.close(60)
     assert not system._thread.is_alive()

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 import time
 
 import pytest
 
-from prl.tracking.terminal import Follower, PlainNotes, is_live, track
+from prl.config.schema import LogConfig
+from prl.tracking.terminal import Follower, PlainNotes, announce, is_live, tenths, track
 
 
 class Terminal(io.StringIO):
@@ -58,3 +60,20 @@ def test_a_bar_is_for_terminals_only() -> None:
     assert list(track([1, 2, 3], "exporting", quiet)) == [1, 2, 3] and quiet.getvalue() == ""
     assert list(track([1, 2, 3], "exporting", terminal)) == [1, 2, 3] and "exporting" in terminal.getvalue()
     assert list(track([], "exporting", terminal)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "total", "reached"), [(0, 1, 8, 1), (1, 2, 20, 1), (2, 3, 20, None), (19, 20, 20, 10)]
+)
+def test_tenths_of_a_whole(before: int, now: int, total: int, reached: int | None) -> None:
+    assert tenths(before, now, total) == reached
+    assert tenths(before, now, None) is None
+
+
+def test_what_the_launcher_announces_is_json_where_lines_are() -> None:
+    plain, screen, text = io.StringIO(), Terminal(), io.StringIO()
+    announce(LogConfig(format="json"), "two\nlines", plain)
+    announce(LogConfig(format="json"), "two\nlines", screen)  # a live table is beside it
+    announce(LogConfig(), "two\nlines", text)
+    assert json.loads(plain.getvalue())["message"] == "two\nlines" and plain.getvalue().count("\n") == 1
+    assert screen.getvalue() == text.getvalue() == "two\nlines\n"

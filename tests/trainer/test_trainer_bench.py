@@ -86,7 +86,8 @@ def test_commas_make_every_combination() -> None:
         (["engine=fsdp"], "engine=fsdp: choose deepspeed or bare"),
         (["model=gpt9"], "model=gpt9: no such shape"),
         (["recompute=some"], "trainer.recompute"),
-        (["ranks=1,2"], "one number of ranks"),
+        (["ranks=2", "engine=deepspeed,bare"], "engine=bare knows no other ranks"),
+        (["sequence_parallel=1,2", "ranks=2"], "sequence_parallel=: one number"),
     ],
 )
 def test_bad_words_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainer_lab import REPO
 
 from prl.trainer import distributed
-from prl.trainer.distributed import World, all_gather_json, join, leave
+from prl.trainer.distributed import World, all_gather_json, join, leave, local_place
 
 
 def python(code: str, **variables: str) -> str:
@@ -52,6 +52,14 @@ def test_ranks_meet_in_a_file_on_the_loopback(tmp_path: Path) -> None:
     assert python(code) == "1 lo 0"
 
 
+@pytest.mark.parametrize(
+    ("told", "rank", "visible", "place"),
+    [(None, 0, 1, 0), (None, 5, 4, 1), ("3", 11, 8, 3), ("3", 3, 1, 0), ("0", 9, 2, 0)],
+)
+def test_each_rank_takes_a_gpu_that_it_sees(told: str | None, rank: int, visible: int, place: int) -> None:
+    assert local_place(told, rank, visible) == place
+
+
 def test_deepspeed_comes_without_mlflow_inductor_and_compiled_ops() -> None:
     code = (
         "import sys\nfrom prl.trainer.distributed import import_deepspeed\n"
@@ -62,6 +70,14 @@ def test_deepspeed_comes_without_mlflow_inductor_and_compiled_ops() -> None:
         "print(heavy, op, compiler.compile.__name__)"
     )
     assert python(code) == "set() False compile", "and mlflow and compile are there for whoever asks later"
+
+
+def test_deepspeed_prints_no_memory_reports_into_tables(capfd: pytest.CaptureFixture[str]) -> None:
+    from deepspeed.runtime import bf16_optimizer
+
+    distributed.import_deepspeed()
+    bf16_optimizer.see_memory_usage("begin bf16_optimizer", force=True)
+    assert capfd.readouterr().out == ""
 
 
 def test_gathering_alone_is_the_identity() -> None:

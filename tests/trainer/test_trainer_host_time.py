@@ -61,13 +61,14 @@ def test_the_spared_bf16_step_is_deepspeeds_own(
             assert torch.allclose(mine, other, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
 @pytest.mark.parametrize(
     ("stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "float32")]
 )
 def test_a_loss_that_is_not_finite_is_named_before_weights_change(
-    stage: int, dtype: str, model_dir: Path, world: World
+    stage: int, dtype: str, value: float, model_dir: Path, world: World
 ) -> None:
-    """The second row is bad; its logprobs are -inf at one token, which has no gradient that would show."""
+    """The second row is bad at one token: -inf has no gradient that would show, NaN spoils all of them."""
     engine = made(model_dir, world, stage, dtype, 1.0)
     before = {name: tensor.clone() for name, tensor in engine.full_tensors()}
     rows = rows_of(1)
@@ -78,12 +79,12 @@ def test_a_loss_that_is_not_finite_is_named_before_weights_change(
         calls.append(len(input_ids))
         if len(calls) == 2:
             bad = torch.zeros_like(logprobs)
-            bad[rows[1].sequence_lengths[0] - 1] = -math.inf
+            bad[rows[1].sequence_lengths[0] - 1] = value
             logprobs = logprobs + bad
         return logprobs, entropy
 
     engine.deepspeed.module.forward = forward
-    with pytest.raises(NonFiniteLoss, match=f"{rows[1].trace_ids[0]}.*logprob is -inf"):
+    with pytest.raises(NonFiniteLoss, match=f"{rows[1].trace_ids[0]}.*logprob is {value}"):
         train_step(engine, rows, IPO, 1)
     after = dict(engine.full_tensors())
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,16 @@ from prl.trainer.step import train_step
 ADAMW = training.AdamWConfig(lr=1e-3)
 
 
-def engine_of(directory: Path, world: World, stage: int, dtype: str, **zero: int) -> TrainEngine:
+def engine_of(
+    directory: Path, world: World, stage: int, dtype: str, *, fields: Any = None, **zero: int
+) -> TrainEngine:
     settings = training.TrainerConfig(lm_head_chunk=5, dtype=dtype)
-    config = make_config(directory, ADAMW, trainer=settings, zero=training.ZeroConfig(stage=stage, **zero))
-    return TrainEngine(config, world, None)
+    zero_config = training.ZeroConfig(stage=stage, **zero)
+    chosen = {"optim": ADAMW, "trainer": settings, "zero": zero_config} | (fields or {})
+    return TrainEngine(make_config(directory, **chosen), world, None)
+
+
+LORA = training.LoraConfig(rank=2, targets=["q_proj", "up_proj"], modules_to_save=["lm_head"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -44,8 +51,9 @@ def test_masters_hold_exactly_what_the_files_hold(
     engine.close()
 
 
+@pytest.mark.parametrize("fields", [{}, {"lora": LORA}, {"optim": training.MuonConfig(lr=0.01)}])
 def test_stage_3_never_has_the_whole_model(
-    model_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], model_dir: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer's parameters are taken apart before the next layer exists, and files are read by slices."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
@@ -61,7 +69,10 @@ def test_stage_3_never_has_the_whole_model(
     monkeypatch.setattr(
         "transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("loaded whole")
     )
-    engine = engine_of(model_dir, world, 3, "float32", param_persistence_threshold=0)
+    engine = engine_of(model_dir, world, 3, "float32", fields=fields, param_persistence_threshold=0)
+    stored = load_file(model_dir / "model.safetensors")
+    for name, tensor in engine.full_tensors():
+        assert torch.equal(tensor, stored[name]), name
     engine.close()
     assert whole == [0, 0]
 

@@ -23,6 +23,12 @@ OFFLOAD = "trainer.offload_activations=true"
         (["lora=r16", "lora.targets=[]"], "no layer would get an adapter"),
         (["lora=r8", "model.random_init=true", "ckpt=end"], "random weights beneath them would be lost"),
         (["lora=r8", "lora.publish=full"], "lora.publish"),
+        (["lora.modules_to_save=[lm_head]"], "without adapters every module is trained"),
+        (
+            ["lora=r8", "lora.modules_to_save=[lm_head]", "lora.publish=adapter"],
+            "take no other weights with them",
+        ),
+        (["lora=r8", "lora.modules_to_save=[q_proj]"], "q_proj is in lora.targets too"),
         (["lora=r8", "lora.dropout=1"], "lora.dropout"),
     ],
 )

@@ -42,6 +42,9 @@ def results(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
         cases[f"muon{stage}"] = {**common, "optim": "muon", "rows": rows[:3]}
         if stage:
             cases[f"bf16-{stage}"] = {**common, "optim": "adamw", "rows": rows[:2], "dtype": "bfloat16"}
+    lora = {"rank": 3, "alpha": 6.0, "targets": ["q_proj", "down_proj"], "modules_to_save": ["lm_head"]}
+    for stage in (1, 3):
+        cases[f"lora{stage}"] = {**cases[f"muon{stage}"], "optim": "adamw", "lora": lora}
     cases["hpz"] = {**cases["adamw3"], "hpz": 2, "recompute": "full"}
     out = tmp_path_factory.mktemp("two")
     spawn(out, "zero_worker.py", 2, {"model": str(model_dir), "world": 2, "cases": cases})
@@ -82,6 +85,16 @@ def test_two_ranks_equal_the_reference(
 def test_secondary_partitions_and_recomputation_change_nothing(results: Path) -> None:
     plain, hpz = (load_file(results / f"{name}.safetensors") for name in ("adamw3", "hpz"))
     assert all(torch.allclose(hpz[name], tensor, rtol=0, atol=1e-6) for name, tensor in plain.items())
+
+
+def test_adapters_on_a_model_that_was_built_in_shards(results: Path) -> None:
+    """At stage 3 no rank ever held it; the steps are those of stage 1, where each loads all of it."""
+    whole, sharded = (load_file(results / f"lora{stage}.safetensors") for stage in (1, 3))
+    assert all(torch.allclose(sharded[name], tensor, rtol=0, atol=1e-5) for name, tensor in whole.items())
+    losses = [
+        [m["loss/mean"] for m in json.loads((results / f"lora{stage}.json").read_text())] for stage in (1, 3)
+    ]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6) and losses[0][0] != losses[0][2]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -215,5 +215,9 @@ def spawn(
                 command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
         )
-    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [p.returncode for p in processes] == [0] * world, "\n".join(outputs)

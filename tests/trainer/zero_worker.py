@@ -35,7 +35,9 @@ def main() -> None:
         settings = training.TrainerConfig(
             lm_head_chunk=5, dtype=case["dtype"], recompute=case.get("recompute", "none")
         )
-        config = make_config(Path(job["model"]), OPTIMIZERS[case["optim"]], zero=zero, trainer=settings)
+        lora = training.LoraConfig(**case.get("lora", {}))
+        optim = OPTIMIZERS[case["optim"]]
+        config = make_config(Path(job["model"]), optim, zero=zero, trainer=settings, lora=lora)
         engine = TrainEngine(config, world, None)
         metrics = []
         for step, ranks in enumerate(case["rows"], 1):

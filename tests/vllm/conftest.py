@@ -25,11 +25,13 @@ REPO = Path(__file__).parents[2]
 
 @dataclass
 class VllmServer:
-    """A running `prl inference`; `url` is its address without /v1."""
+    """A running `prl inference`; `url` is its address without /v1. Its worker loads wrongly while `sabotage`
+    says so (see site/sitecustomize.py)."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    sabotage: Path
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +62,13 @@ def prl_environment() -> dict[str, str]:
 def server(vllm_python, padded_tiny, prl_environment, tmp_path_factory) -> Iterator[VllmServer]:
     """The bundled tiny model on vLLM, with room for an adapter."""
     where = tmp_path_factory.mktemp("vllm")
+    sabotage = where / "sabotage"
+    site = str(Path(__file__).parent / "site")
+    environment = {
+        **prl_environment,
+        "PYTHONPATH": os.pathsep.join([prl_environment["PYTHONPATH"], site]),
+        "SABOTAGE": str(sabotage),
+    }
     words = [
         *("inference", "inference=vllm", f"inference.python={vllm_python}", "inference.port=0"),
         f"model.path={padded_tiny}",
@@ -67,10 +76,10 @@ def server(vllm_python, padded_tiny, prl_environment, tmp_path_factory) -> Itera
         *("inference.vllm.enable_lora=true", "inference.vllm.max_lora_rank=8", "inference.vllm.max_loras=1"),
         *("inference.vllm.max_num_seqs=64", "sync.fingerprint=full", "run.name=served"),
     ]
-    process = subprocess.Popen([sys.executable, "-m", "prl", *words], cwd=where, env=prl_environment)
+    process = subprocess.Popen([sys.executable, "-m", "prl", *words], cwd=where, env=environment)
     run = RunDir(where / "outputs" / "served")
     try:
-        yield VllmServer(_address(run, process), process, run.logs / "inference.log")
+        yield VllmServer(_address(run, process), process, run.logs / "inference.log", sabotage)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(300) == 0, "a server that is stopped ends well"

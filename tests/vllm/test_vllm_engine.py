@@ -67,6 +67,50 @@ def test_the_prefix_cache_is_on(engine):
     assert queried and sum(float(line.rsplit(" ", 1)[1]) for line in queried) > 0
 
 
+@pytest.fixture
+def sabotage(server):
+    """Set how the worker loads wrongly; it is left loading rightly."""
+    yield server.sabotage.write_text
+    server.sabotage.unlink(missing_ok=True)
+
+
+def update(engine, published) -> dict:
+    body = json.dumps({"weight_dir": published.path, "version": published.version}).encode()
+    request = urllib.request.Request(f"{engine.base_url}/update_weights", body)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())
+
+
+def test_what_the_worker_computes_with_is_proven(engine, server, padded_tiny, sabotage, tmp_path):
+    """Each fault gives another fingerprint than was published, and the log names the tensors."""
+    from prl.sync.filesystem import FilesystemPublisher
+
+    policy = exactness.FullPolicy(padded_tiny)
+    publisher = FilesystemPublisher(tmp_path, SyncConfig(fingerprint="full"))
+    found = {}
+    for version, kind in enumerate(("right", "skip", "wrong", "head", "right")):
+        policy.change()
+        published = publisher.publish(version, policy.tensors())
+        sabotage(kind)
+        answer = update(engine, published)
+        assert answer["unproven"] == 0, "every tensor of this model has a known place"
+        found[version, kind] = answer["fingerprint"] == published.fingerprint
+    assert found == {
+        (0, "right"): True,
+        (1, "skip"): False,
+        (2, "wrong"): False,
+        (3, "head"): False,
+        (4, "right"): True,
+    }
+    told = [line for line in server.log.read_text().splitlines() if "other values than were received" in line]
+    assert len(told) == 3
+    assert (
+        "more" in told[0]
+        and "model.layers.1.self_attn.k_proj.weight" in told[1]
+        and "model.embed_tokens.weight" in told[2]
+    )
+
+
 def test_weights_that_do_not_fit_are_refused(engine, tmp_path):
     from prl.sync.filesystem import FilesystemPublisher
 

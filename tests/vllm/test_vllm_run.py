@@ -58,3 +58,26 @@ def test_a_run_broadcasts_to_a_server_that_is_there(server, padded_tiny, prl_env
         "COMPLETE.json",
         "collective.json",
     ]
+
+
+def test_a_run_stops_when_the_worker_keeps_its_weights(server, padded_tiny, prl_environment, tmp_path):
+    """The server still serves what the run before left it with."""
+    server.sabotage.write_text("skip")
+    external = ["inference=external", f"inference.base_url={server.url}/v1", "sync=filesystem"]
+    command = [sys.executable, "-m", "prl", "run.name=kept", *SMALL, f"model.path={padded_tiny}", *external]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=prl_environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    finally:
+        server.sabotage.unlink()
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "not the same weights" in done.stderr
+    kept = rows(tmp_path / "outputs" / "kept", "orchestrator")
+    assert [row["sync/fingerprint_ok"] for row in kept if "sync/fingerprint_ok" in row] == [0.0]

@@ -8,23 +8,32 @@ const LEFT = 46;
 const RIGHT = 10;
 const TOP = 8;
 const BOTTOM = 20;
+const DRAG = 6;
 
 /**
  * Curves in `host`. `update({series, log, axis, smoothing})` draws: a series is `{name, color, x, y, start}`,
  * `axis` "step", "time" (epoch seconds) or "relative" (seconds since `start` of its series).
- * `onPick(x)` is told where the plot was clicked.
+ * `range` [from, to] is the part of the x axis that is shown; null shows all.
+ * `onPick(x)` is told where the plot was clicked, `onZoom([from, to])` what was dragged over.
  */
 export class Chart {
-  constructor(host, onPick = null) {
+  constructor(host, onPick = null, onZoom = null) {
     this.host = host;
     this.tip = h("div", { class: "tip", hidden: true });
     this.svg = s("svg", { role: "img" });
     this.onPick = onPick;
+    this.onZoom = onZoom;
+    this.drag = null;
     this.data = null;
     replace(host, this.svg, this.tip);
     host.addEventListener("pointermove", (event) => this.hover(event));
     host.addEventListener("pointerleave", () => this.unhover());
     host.addEventListener("click", (event) => this.pick(event));
+    if (onZoom) {
+      host.addEventListener("pointerdown", (event) => this.grab(event));
+      host.addEventListener("pointerup", (event) => this.release(event));
+      host.addEventListener("pointerleave", () => this.letGo());
+    }
     new ResizeObserver(() => this.draw()).observe(host);
   }
 
@@ -41,8 +50,9 @@ export class Chart {
       .filter((one) => one.x.length)
       .map((one) => {
         const x = axis === "relative" ? one.x.map((value) => value - one.start) : one.x;
-        return { ...one, x, shown: smooth(one.y, smoothing) };
-      });
+        return within({ ...one, x, shown: smooth(one.y, smoothing) }, this.data.range);
+      })
+      .filter((one) => one.x.length);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const across = extent(
       this.curves.map((one) => one.x),
@@ -138,9 +148,40 @@ export class Chart {
     return { x: this.across.value(event.clientX - box.left), left: event.clientX - box.left };
   }
 
+  grab(event) {
+    const at = this.at(event);
+    if (!at || event.button !== 0) return;
+    this.drag = { from: at.left, band: s("rect", { class: "zoom", y: TOP }) };
+    this.drag.band.setAttribute("height", this.host.clientHeight - BOTTOM - TOP);
+  }
+
+  /** While a range is dragged over, its band; true if so. */
+  stretch(left) {
+    if (!this.drag || Math.abs(left - this.drag.from) < DRAG) return false;
+    const [low, high] = [Math.min(left, this.drag.from), Math.max(left, this.drag.from)];
+    this.drag.band.setAttribute("x", low);
+    this.drag.band.setAttribute("width", high - low);
+    this.svg.append(this.drag.band);
+    return true;
+  }
+
+  release(event) {
+    const [at, drag] = [this.at(event), this.drag];
+    this.letGo();
+    if (!at || !drag || Math.abs(at.left - drag.from) < DRAG) return;
+    this.dragged = true; // the click that follows opens nothing
+    setTimeout(() => (this.dragged = false), 0);
+    this.onZoom([this.across.value(drag.from), at.x].sort((a, b) => a - b).map((x) => Number(x.toFixed(3))));
+  }
+
+  letGo() {
+    this.drag?.band.remove();
+    this.drag = null;
+  }
+
   hover(event) {
     const at = this.at(event);
-    if (!at) return;
+    if (!at || this.stretch(at.left)) return;
     const found = this.curves.map((one) => ({ one, i: nearest(one.x, at.x) }));
     const closest = found.reduce((a, b) =>
       Math.abs(a.one.x[a.i] - at.x) <= Math.abs(b.one.x[b.i] - at.x) ? a : b,
@@ -189,10 +230,18 @@ export class Chart {
 
   pick(event) {
     const at = this.at(event);
-    if (!at || !this.onPick || this.data.axis !== "step") return;
+    if (!at || this.dragged || !this.onPick || this.data.axis !== "step") return;
     const one = this.curves[0];
     this.onPick(one.x[nearest(one.x, at.x)]);
   }
+}
+
+/** The points of a curve in a range of x. */
+function within(one, range) {
+  if (!range) return one;
+  const kept = one.x.map((value, i) => i).filter((i) => one.x[i] >= range[0] && one.x[i] <= range[1]);
+  const of = (list) => kept.map((i) => list[i]);
+  return { ...one, x: of(one.x), y: of(one.y), shown: of(one.shown) };
 }
 
 /** A curve in a table cell. */

@@ -14,6 +14,9 @@ export class Controls {
     this.smoothing = Math.min(0.99, Math.max(0, Number(params.get("smooth") ?? 0))) || 0;
     this.axis = ["step", "time", "relative"].includes(params.get("axis")) ? params.get("axis") : "step";
     this.log = params.get("log") === "1";
+    this.range = zoomed(params.get("zoom"));
+    this.flipped = new Set((params.get("logs") ?? "").split("|").filter(Boolean));
+    this.wide = new Set((params.get("wide") ?? "").split("|").filter(Boolean));
     this.listeners = [];
   }
 
@@ -46,29 +49,52 @@ export class Controls {
       checked: this.log,
       onchange: (event) => this.set({ log: event.target.checked }),
     });
+    this.whole = h(
+      "button",
+      { type: "button", id: "whole", hidden: !this.range, onclick: () => this.set({ range: null }) },
+      "whole range",
+    );
     return h(
       "div",
       { class: "toolbar sticky" },
       h("label", {}, "smoothing", slider, told),
       h("label", {}, "x axis", axis),
       h("label", {}, log, "log scale"),
+      this.whole,
       more,
     );
   }
 
   set(changes) {
     Object.assign(this, changes);
+    if ("axis" in changes) this.range = null;
     note({
       smooth: this.smoothing || null,
       axis: this.axis === "step" ? null : this.axis,
       log: this.log ? 1 : null,
+      zoom: this.range?.join("~"),
+      logs: [...this.flipped].join("|"),
+      wide: [...this.wide].join("|"),
     });
+    if (this.whole) this.whole.hidden = !this.range;
     for (const listener of this.listeners) listener("axis" in changes);
+  }
+
+  /** Put a chart into a set of charts, or take it out; returns whether it is in it now. */
+  turn(set, title) {
+    if (!set.delete(title)) set.add(title);
+    this.set({});
+    return set.has(title);
   }
 
   onChange(listener) {
     this.listeners.push(listener);
   }
+}
+
+function zoomed(text) {
+  const ends = (text ?? "").split("~").map(Number);
+  return ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
 }
 
 /** A card with one chart. `keys` are metric names, `runs` `{id, name}`: one curve for each pair. */
@@ -77,7 +103,8 @@ export class ChartCard {
     this.keys = keys;
     this.runs = runs;
     this.controls = controls;
-    this.ownLog = log;
+    this.title = title;
+    this.usualLog = log;
     this.plot = h("div", { class: "plot" });
     this.legend = h("div", { class: "legend" });
     this.logButton = h(
@@ -85,36 +112,43 @@ export class ChartCard {
       {
         type: "button",
         title: "log scale of this chart",
-        class: log ? "on" : "",
-        onclick: () => {
-          this.ownLog = !this.ownLog;
-          this.logButton.classList.toggle("on", this.ownLog);
-          this.draw();
-        },
+        onclick: () => this.controls.turn(this.controls.flipped, title),
       },
       "log",
     );
     this.element = h(
       "section",
-      { class: "chart", "data-title": title },
+      { class: controls.wide.has(title) ? "chart wide" : "chart", "data-title": title },
       h(
         "header",
         {},
-        h("b", { title: `${keys.join("\n")}\n\nclick to enlarge`, onclick: () => this.enlarge() }, title),
+        h(
+          "button",
+          {
+            type: "button",
+            class: "title",
+            title: `${keys.join("\n")}\n\nclick to enlarge`,
+            onclick: () => this.enlarge(),
+          },
+          title,
+        ),
         h("span", { class: "hint", title: hint }, hint),
         this.logButton,
       ),
       this.legend,
       this.plot,
     );
-    this.chart = new Chart(this.plot, runs.length === 1 ? (step) => this.open(step) : null);
+    this.chart = new Chart(
+      this.plot,
+      runs.length === 1 ? (step) => this.open(step) : null,
+      (range) => controls.set({ range }),
+    );
     this.series = [];
     controls.onChange((reload) => reload || this.draw());
   }
 
   enlarge() {
-    this.element.classList.toggle("wide");
-    this.draw();
+    this.element.classList.toggle("wide", this.controls.turn(this.controls.wide, this.title));
   }
 
   open(step) {
@@ -139,12 +173,20 @@ export class ChartCard {
   }
 
   draw() {
-    const { smoothing, axis, log } = this.controls;
-    this.chart.update({ series: this.series, smoothing, axis, log: log || this.ownLog });
+    const { smoothing, axis, log, range } = this.controls;
+    const own = this.usualLog !== this.controls.flipped.has(this.title);
+    this.logButton.classList.toggle("on", own);
+    this.logButton.setAttribute("aria-pressed", String(own));
+    this.chart.update({ series: this.series, smoothing, axis, log: log || own, range });
     replace(
       this.legend,
       this.series.map((one) =>
-        h("span", { class: `s${one.color}` }, `${one.name} `, h("b", {}, number(one.y.at(-1)))),
+        h(
+          "span",
+          { class: `s${one.color}`, title: one.name },
+          h("i", {}, one.name),
+          h("b", {}, number(one.y.at(-1))),
+        ),
       ),
     );
   }

@@ -22,6 +22,24 @@ export function styled(element, styles) {
   return element;
 }
 
+/** The head of a column that a click, or Enter on it, sorts by. `order`: "up", "down" or null. */
+export function sortHead(text, kind, order, act) {
+  const told = { up: "ascending", down: "descending" }[order] ?? "none";
+  const arrow = { up: " ↑", down: " ↓" }[order] ?? "";
+  return h(
+    "th",
+    { class: `sort ${kind ?? ""}`, "aria-sort": told },
+    h("button", { type: "button", "data-key": `sort ${text}`, onclick: act }, text, arrow),
+  );
+}
+
+/** Draw anew, and give the focus back to what had it: elements are known by their `data-key`. */
+export function keepingFocus(draw) {
+  const key = document.activeElement?.dataset?.key;
+  draw();
+  if (key) document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+}
+
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected"]);
 
 function fill(element, props, children) {

@@ -18,7 +18,7 @@ export async function comparePage(host, { params, signal, crumbs }) {
   const controls = new Controls(params);
   const chooser = new MetricChooser(runs, params, controls, signal);
   const diff = h("div");
-  const body = h("div");
+  const body = h("div", {}, h("div", { class: "empty" }, "reading the metrics …"));
   const more = h(
     "details",
     {},
@@ -139,7 +139,7 @@ function table(runs) {
               h("i", { class: `swatch s${i}` }),
               h("a", { href: link(["run", run.id]) }, run.name),
             ),
-            columns.map((name) => h("td", {}, cell(run, name))),
+            columns.map((name) => h("td", { class: "nowrap" }, cell(run, name))),
           ),
         ),
       ),

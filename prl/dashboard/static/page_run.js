@@ -33,9 +33,17 @@ export async function runPage(host, context) {
   const active = tab in INNER ? "traces" : tab;
   const tabs = h(
     "nav",
-    { class: "tabs" },
+    { class: "tabs", "aria-label": "views of this run" },
     TABS.map(([name, text]) =>
-      h("a", { href: link(["run", id, name]), class: name === active ? "on" : "" }, text),
+      h(
+        "a",
+        {
+          href: link(["run", id, name]),
+          class: name === active ? "on" : "",
+          "aria-current": name === active ? "page" : null,
+        },
+        text,
+      ),
     ),
   );
   replace(host, head, tabs, body);

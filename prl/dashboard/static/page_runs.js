@@ -2,7 +2,7 @@
 
 import { get, repeat } from "./api.js";
 import { sparkline } from "./chart.js";
-import { h, replace, styled } from "./dom.js";
+import { h, keepingFocus, replace, sortHead, styled } from "./dom.js";
 import { ago, moment, number } from "./format.js";
 import { go, link, note } from "./router.js";
 
@@ -37,7 +37,7 @@ class RunList {
   constructor(host, params, signal) {
     this.signal = signal;
     this.runs = [];
-    this.chosen = new Set();
+    this.chosen = new Set((params.get("chosen") ?? "").split(",").filter(Boolean));
     this.sparks = new Map();
     this.sort = params.get("sort") ?? "heard";
     this.down = params.get("down") !== "0";
@@ -45,6 +45,7 @@ class RunList {
       type: "search",
       id: "search",
       placeholder: "filter: words of name, env, algo, state …",
+      "aria-label": "filter runs",
       size: 38,
       value: params.get("q") ?? "",
       oninput: () => {
@@ -85,7 +86,7 @@ class RunList {
     if (text === this.last) return;
     this.last = text;
     this.runs = told;
-    this.draw();
+    keepingFocus(() => this.draw());
     await this.loadSparks();
   }
 
@@ -120,12 +121,9 @@ class RunList {
         this.runs.some((run) => run[name] !== undefined && run[name] !== null && run[name] !== ""),
     );
     const head = used.map(([name, text, value, kind]) =>
-      h(
-        "th",
-        { class: `${kind ?? ""} ${value ? "sort" : ""}`, onclick: value && (() => this.order(name)) },
-        text,
-        name === this.sort ? (this.down ? " ↓" : " ↑") : "",
-      ),
+      value
+        ? sortHead(text, kind, name === this.sort ? (this.down ? "down" : "up") : null, () => this.order(name))
+        : h("th", { class: kind ?? "" }, text),
     );
     replace(
       this.table,
@@ -152,6 +150,7 @@ class RunList {
     const box = h("input", {
       type: "checkbox",
       "aria-label": `choose ${run.name}`,
+      "data-key": run.id,
       checked: this.chosen.has(run.id),
       onchange: (event) => this.choose(run.id, event.target.checked),
     });
@@ -170,7 +169,7 @@ class RunList {
           "td",
           { class: "name", title: run.path },
           run.group ? h("span", { class: "muted" }, `${run.group} / `) : "",
-          h("a", { href: link(["run", run.id]) }, run.name),
+          h("a", { href: link(["run", run.id]), "data-key": `open ${run.id}` }, run.name),
           run.attempts > 1 ? h("span", { class: "muted" }, ` · attempt ${run.attempts}`) : "",
         );
       case "state":
@@ -200,12 +199,13 @@ class RunList {
     this.down = this.sort === name ? !this.down : true;
     this.sort = name;
     note({ sort: name, down: this.down ? null : 0 });
-    this.draw();
+    keepingFocus(() => this.draw());
   }
 
   choose(id, on) {
     if (on) this.chosen.add(id);
     else this.chosen.delete(id);
+    note({ chosen: [...this.chosen].join(",") });
     this.tellChosen();
   }
 

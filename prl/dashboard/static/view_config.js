@@ -2,16 +2,22 @@
 
 import { get } from "./api.js";
 import { h, replace } from "./dom.js";
+import { note } from "./router.js";
 
-export async function configView(host, run, { signal }) {
+export async function configView(host, run, { params, signal }) {
   const attempts = run.attempt_numbers;
   const body = h("div");
   const search = h("input", {
     type: "search",
     id: "config-filter",
     placeholder: "filter paths and values",
+    "aria-label": "filter paths and values",
     size: 34,
-    oninput: () => draw(),
+    value: params.get("q") ?? "",
+    oninput: () => {
+      note({ q: search.value });
+      draw();
+    },
   });
   let told = { values: {}, command: "" };
   const draw = () => {
@@ -37,14 +43,23 @@ export async function configView(host, run, { signal }) {
       ),
     );
   };
+  const asked = Number(params.get("attempt"));
+  const first = attempts.includes(asked) ? asked : attempts.at(-1);
   const load = async (attempt) => {
     told = await get(`runs/${run.id}/config`, { attempt }, signal);
     draw();
   };
   const choose = h(
     "select",
-    { id: "attempt", onchange: (event) => load(event.target.value) },
-    attempts.map((one) => h("option", { value: one, selected: one === attempts.at(-1) }, `attempt ${one}`)),
+    {
+      id: "attempt",
+      "aria-label": "attempt",
+      onchange: (event) => {
+        note({ attempt: event.target.value });
+        load(event.target.value);
+      },
+    },
+    attempts.map((one) => h("option", { value: one, selected: one === first }, `attempt ${one}`)),
   );
   const changes = h("div");
   replace(host, h("div", { class: "toolbar" }, attempts.length > 1 ? choose : "", search), changes, body);
@@ -63,7 +78,7 @@ export async function configView(host, run, { signal }) {
       ),
     );
   }
-  await load(attempts.at(-1));
+  await load(first);
   host.dataset.ready = "1";
 }
 

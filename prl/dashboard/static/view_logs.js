@@ -59,6 +59,7 @@ class LogView {
           type: "search",
           id: "log-text",
           placeholder: "text",
+          "aria-label": "lines with this text",
           value: this.text,
           oninput: (event) => this.ask({ text: event.target.value }),
         }),

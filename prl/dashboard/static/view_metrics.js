@@ -23,7 +23,7 @@ const TILES = [
 export async function overviewView(host, run, { params, signal }) {
   const controls = new Controls(params);
   const tiles = h("div", { class: "tiles" });
-  const body = h("div");
+  const body = h("div", {}, h("div", { class: "empty" }, "reading the metrics …"));
   replace(
     host,
     run.results ? h("div", { class: "panel pad doc" }, markdown(run.results)) : "",
@@ -103,6 +103,7 @@ export class MetricChooser {
       id: "metric-filter",
       size: 34,
       placeholder: "regular expression",
+      "aria-label": "names of metrics, a regular expression",
       value: params.get("re") ?? "",
       oninput: () => {
         note({ re: this.search.value });

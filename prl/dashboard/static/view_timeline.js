@@ -3,6 +3,7 @@
 import { get, repeat } from "./api.js";
 import { h, replace, s } from "./dom.js";
 import { clock, seconds } from "./format.js";
+import { note } from "./router.js";
 import { durationTicks, scale } from "./scale.js";
 
 const ROW = 34;
@@ -24,8 +25,10 @@ export async function timelineView(host, run, { params, signal }) {
     "select",
     {
       id: "last",
+      "aria-label": "steps shown",
       onchange: (event) => {
         last = Number(event.target.value);
+        note({ last });
         load();
       },
     },

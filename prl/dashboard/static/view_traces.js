@@ -1,7 +1,7 @@
 // The trace browser: every episode of a run, filtered and sorted by the server, a page at a time.
 
 import { get, repeat } from "./api.js";
-import { h, replace, styled } from "./dom.js";
+import { h, replace, sortHead, styled } from "./dom.js";
 import { ago, moment, number, seconds } from "./format.js";
 import { link, note } from "./router.js";
 
@@ -198,20 +198,12 @@ class TraceTable {
       [null, "finished"],
     ];
     const right = new Set(["row", "step", "reward", "turns", "tokens", "seconds"]);
-    return columns.map(([name, text]) =>
-      h(
-        "th",
-        {
-          class: `${name ? "sort" : ""} ${right.has(name) ? "num" : ""}`,
-          onclick:
-            name &&
-            (() =>
-              this.ask({ descending: this.sort === name ? !this.descending : true, sort: name, start: 0 })),
-        },
-        text,
-        name === this.sort ? (this.descending ? " ↓" : " ↑") : "",
-      ),
-    );
+    return columns.map(([name, text]) => {
+      if (!name) return h("th", {}, text);
+      const order = name === this.sort ? (this.descending ? "down" : "up") : null;
+      const turn = { descending: this.sort === name ? !this.descending : true, sort: name, start: 0 };
+      return sortHead(text, right.has(name) ? "num" : "", order, () => this.ask(turn));
+    });
   }
 
   row(row) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from pydantic import Field
 from prl.env.tasksets._brackets import reply
 from prl.env.tasksets._shared_box import SharedBoxEnv
 
+log = logging.getLogger(__name__)
+
+TUPLE = "__tuple__"
 SYSTEM = (
     "Solve the problem. Think first if you need to, then give the answer alone in <answer> </answer> tags."
 )
@@ -25,7 +29,7 @@ SYSTEM = (
 class ReasoningGymData(vf.TaskData):
     dataset: str
     entry: str
-    """The data set's own record, JSON."""
+    """The data set's own record, as `packed` writes it."""
 
 
 class ReasoningGymTask(vf.Task[ReasoningGymData]):
@@ -37,7 +41,12 @@ class ReasoningGymTask(vf.Task[ReasoningGymData]):
 
         answer = reasoning_gym.utils.extract_answer(reply(trace), tag_name="answer")
         judge = reasoning_gym.get_score_answer_fn(self.data.dataset)
-        return float(judge(answer, json.loads(self.data.entry)))
+        try:
+            return float(judge(answer, unpacked(self.data.entry)))
+        except Exception as error:  # many judges parse without a check; what cannot be read is not right,
+            # and would be left out of every mean as a fault of the environment
+            log.info("%s cannot judge %.100r: %s", self.data.dataset, answer, error)
+            return 0.0
 
     @vf.metric
     async def answered(self, trace: vf.Trace) -> float:
@@ -66,9 +75,27 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
                 prompt=entry["question"],
                 system_prompt=SYSTEM,
                 dataset=self.config.dataset,
-                entry=json.dumps(entry),
+                entry=packed(entry),
             )
             yield ReasoningGymTask(data, self.config.task)
+
+
+def packed(entry: Any) -> str:
+    """`entry` as JSON that keeps tuples: some judges compare with `==`, and a list never equals a tuple."""
+    return json.dumps(_tagged(entry))
+
+
+def unpacked(text: str) -> Any:
+    """The entry that `packed` wrote."""
+    return json.loads(text, object_hook=lambda tree: tuple(tree[TUPLE]) if TUPLE in tree else tree)
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {TUPLE: [_tagged(item) for item in value]}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    return {key: _tagged(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _records(config: ReasoningGymConfig) -> Any:

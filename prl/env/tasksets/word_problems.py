@@ -20,9 +20,11 @@ from prl.env.tasksets._shared_box import SharedBoxEnv
 PEOPLE = ("Ada", "Ben", "Chen", "Dina", "Emil", "Fatma", "Goran", "Hana", "Ivo", "Jun")
 THINGS = ("apples", "stamps", "marbles", "books", "shells", "tickets", "cards", "pencils")
 SYSTEM = "Solve the problem step by step. End with the answer as a whole number after ####, as in: #### 42"
-NUMBER = r"-?\d[\d,]*(?:\.0+)?"
+NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 ANSWERS = (rf"####\s*\$?({NUMBER})", rf"\\boxed\{{\s*\$?({NUMBER})", rf"({NUMBER})")
 """Where the answer is looked for, best place first."""
+MOST_DIGITS = 18
+"""No story has a longer answer; a reply may be nothing but digits."""
 
 
 class WordProblemData(vf.TaskData):
@@ -116,10 +118,11 @@ EVENTS: tuple[Callable[[random.Random, int, int, str], tuple[str, int]], ...] = 
 
 
 def final_number(text: str) -> int | None:
-    """The answer of a reply; None if there is no number."""
+    """The answer of a reply; None if there is no number, or one that is not whole."""
     for pattern in ANSWERS:
         if found := re.findall(pattern, text):
-            return int(float(found[-1].replace(",", "")))
+            whole, _, decimals = found[-1].replace(",", "").partition(".")
+            return None if decimals.strip("0") or len(whole) > MOST_DIGITS else int(whole)
     return None
 
 

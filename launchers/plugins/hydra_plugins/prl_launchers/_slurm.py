@@ -21,14 +21,14 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.errors import CompactHydraException
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from hydra_plugins.hydra_submitit_launcher.submitit_launcher import SlurmLauncher
 
 from launchers.sweep import ARRAY_VAR
+from prl.config.errors import ConfigErrors
 
 log = logging.getLogger(__name__)
-
-OWN = ("dry_run", "wait", "poll_seconds")
 
 
 @dataclass
@@ -87,11 +87,10 @@ class PrlSlurmLauncher(SlurmLauncher):
 
         wanted = self._wanted()
         folder = wanted["submitit_folder"]
-        request = {key: value for key, value in wanted.items() if key not in OWN}
         for number, overrides in todo.items():
             log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
         if wanted["dry_run"]:
-            print(script(make_executor(request, folder), len(todo)))
+            print(script(make_executor(wanted, folder), len(todo)))
             return {number: _returned(words, None) for number, words in todo.items()}
         sweep = Path(str(self.config.hydra.sweep.dir))
         sweep.mkdir(parents=True, exist_ok=True)
@@ -99,7 +98,10 @@ class PrlSlurmLauncher(SlurmLauncher):
             (words, "hydra.sweep.dir", number, f"job_id_for_{number}", Singleton.get_state())
             for number, words in todo.items()
         ]
-        jobs = submit_array(request, folder, self, arguments)
+        try:
+            jobs = submit_array(wanted, folder, self, arguments)
+        except ConfigErrors as error:  # in the form that Hydra tells without a traceback
+            raise CompactHydraException(str(error)) from None
         placed = {number: (job.job_id, str(log_of(job))) for number, job in zip(todo, jobs, strict=True)}
         self._tell_submitted(sweep, placed)
         if not wanted["wait"]:
@@ -108,10 +110,11 @@ class PrlSlurmLauncher(SlurmLauncher):
         return {number: self._settle(number, todo[number], ended[number]) for number in todo}
 
     def _wanted(self) -> dict[str, Any]:
-        """The launcher's options; what a task function asks for wins, except over what was typed."""
-        request = dict(getattr(self.task_function, "request", {}))
-        typed = getattr(self.task_function, "typed", ())
-        return {**self.params, **{key: value for key, value in request.items() if key not in typed}}
+        """The launcher's options, with what the task function asks for."""
+        from launchers.slurm.request import merge_options
+
+        request, typed = getattr(self.task_function, "request", {}), getattr(self.task_function, "typed", ())
+        return merge_options(self.params, request, typed)
 
     def _tell_submitted(self, sweep: Path, placed: dict[int, tuple[str, str]]) -> None:
         from launchers.sweeps.book import Book

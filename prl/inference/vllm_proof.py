@@ -1,0 +1,161 @@
+"""The fingerprint of what a vLLM worker serves: read back from its memory, where that can be told.
+
+The elements that the fingerprint covers are kept as they enter the loader. Afterwards each is compared with
+the one that the worker computes with, and replaced by it where they differ: what was loaded wrongly, or
+not at all, changes the fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prl.inference.vllm_adapter_layout import AdapterLayout
+from prl.inference.vllm_layout import Block, Layout
+from prl.sync.fingerprint import Fingerprinter, covered, covered_positions
+
+
+class Received:
+    """The covered elements of what passes; in mode `full` that is a copy of all of it in host memory."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.values: dict[str, Tensor] = {}
+
+    def watch(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Pass (name, tensor) on. Raises ValueError on a second tensor of one name."""
+        for name, tensor in tensors:
+            if name in self.shapes:
+                raise ValueError(f"{name}: two tensors of this name in one set of weights")
+            self.shapes[name] = tuple(tensor.shape)
+            values = covered(tensor, self.mode)
+            if self.mode == "full":
+                values = values.to("cpu", copy=True)
+            elif len(values) == tensor.numel():
+                values = values.clone()  # a view, and the loader's source may be used again
+            self.values[name] = values
+            yield name, tensor
+
+
+@dataclass
+class _Pick:
+    """Which elements of a block are compared (`here`), and which of the covered values they must be
+    (`there`): indices of both, or None and the slices of the tensor that the whole block fills."""
+
+    block: Block
+    here: Tensor | None
+    there: Tensor | tuple[slice, ...]
+
+    def read(self) -> Tensor:
+        values = self.block.read()
+        if self.here is None:
+            return values.reshape(-1)
+        self.here = self.here.to(values.device)  # once
+        return values.reshape(-1)[self.here]
+
+
+class ServedProof:
+    """Proves one worker's model version after version; what depends on shapes only is worked out once."""
+
+    def __init__(self, layout: Layout | AdapterLayout, mode: str) -> None:
+        self.mode = mode
+        self._layout = layout
+        self._picks: dict[tuple[str, tuple[int, ...]], list[_Pick] | None] = {}
+
+    def result(self, received: Received) -> dict[str, Any]:
+        """`fingerprint` of what is served, the names that are `different` from what was received, and those
+        that are `unproven` because their place is not known: their values count as received.
+
+        Waits for the device once. Raises RuntimeError if parameters of the model got no weights.
+        """
+        picks = {name: self._picked(name, shape) for name, shape in received.shapes.items()}
+        unproven = [name for name, found in picks.items() if found is None]
+        if not unproven and (missing := self._layout.uncovered(picks)):
+            raise RuntimeError(f"{len(missing)} parameters got no weights, {missing[0]} among them")
+        self._layout.forget_probes()
+        flat = [(name, pick) for name, found in picks.items() for pick in found or ()]
+        served = fetch([pick.read() for _, pick in flat])
+        self._layout.forget_probes()
+        values = dict(zip(received.values, fetch(list(received.values.values())), strict=True))
+        different = []
+        for (name, pick), here in zip(flat, served, strict=True):
+            if _settle(values[name], received.shapes[name], pick, here):
+                different.append(name)
+        prints = Fingerprinter(self.mode)
+        for name, covered_values in values.items():
+            prints.add_covered(name, received.shapes[name], covered_values)
+        return {
+            "fingerprint": prints.result(),
+            "different": sorted(set(different)),
+            "unproven": sorted(unproven),
+        }
+
+    def _picked(self, name: str, shape: tuple[int, ...]) -> list[_Pick] | None:
+        key = (name, shape)
+        if key not in self._picks:
+            blocks = self._layout.blocks(name, shape)
+            self._picks[key] = None if blocks is None else [self._pick(block, shape) for block in blocks]
+        return self._picks[key]
+
+    def _pick(self, block: Block, shape: tuple[int, ...]) -> _Pick:
+        positions = covered_positions(torch.Size(shape).numel(), self.mode)
+        if positions is None and block.columns is None:
+            ends = (start + size for start, size in zip(block.start, block.shape, strict=True))
+            return _Pick(block, None, tuple(slice(a, b) for a, b in zip(block.start, ends, strict=True)))
+        if positions is None:
+            positions = torch.arange(torch.Size(shape).numel())
+        inside = torch.ones(len(positions), dtype=torch.bool)
+        here = torch.zeros_like(positions)
+        for dim, index in enumerate(torch.unravel_index(positions, shape)):
+            local, size = index - block.start[dim], block.shape[dim]
+            inside &= (local >= 0) & (local < size)
+            if block.columns is not None and dim == len(shape) - 1:
+                table = torch.full((size,), -1).index_copy(0, block.columns, torch.arange(len(block.columns)))
+                local, size = table[local.clamp(0, size - 1)], len(block.columns)
+                inside &= local >= 0
+            here = here * size + local
+        return _Pick(block, here[inside], inside.nonzero()[:, 0])
+
+
+def fetch(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors on the host; those of one device and type travel together."""
+    found: dict[int, Tensor] = {}
+    kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
+    for kind in kinds:
+        here = [i for i, tensor in enumerate(tensors) if (tensor.device, tensor.dtype) == kind]
+        if kind[0].type == "cpu":
+            found |= {i: tensors[i] for i in here}
+            continue
+        flat = torch.cat([tensors[i].reshape(-1) for i in here]).cpu()
+        found |= zip(here, flat.split([tensors[i].numel() for i in here]), strict=True)
+    return [found[i] for i in range(len(tensors))]
+
+
+def _settle(values: Tensor, shape: tuple[int, ...], pick: _Pick, served: Tensor) -> bool:
+    """Put what is served in the place of what was received, where they differ; whether they did.
+
+    The engine may compute in another type than was published: both are compared in its type.
+    """
+    sliced = isinstance(pick.there, tuple)
+    mine = values.view(shape)[pick.there].reshape(-1) if sliced else values[pick.there]
+    expected, served = mine.to(served.dtype), served.reshape(-1)
+    expected = pick.block.kept(expected) if pick.block.kept else expected
+    same = expected == served if pick.block.computed else _bits(expected) == _bits(served)
+    if bool(same.all()):
+        return False
+    mixed = torch.where(same, mine, served.to(values.dtype))
+    if sliced:
+        values.view(shape)[pick.there] = mixed.view(values.view(shape)[pick.there].shape)
+    else:
+        values[pick.there] = mixed
+    return True
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(sizes[tensor.dtype.itemsize])
