@@ -54,15 +54,17 @@ def summary(outcome: Outcome, run: RunDir, plan: RunPlan, board: Board, tracker:
 
 
 def curve(name: str, values: dict[int, float]) -> list[str]:
-    """First and last five steps in one line, then every step, ten a line; means of several in a long run."""
+    """First and last steps (five, or half of a short run) in one line, then every step, ten a line; means of
+    several in a long run."""
     if not values:
         return []
     steps, points = list(values), list(values.values())
-    span = min(SPAN, len(points))
+    span = min(SPAN, max(1, len(points) // 2))
     first, last = sum(points[:span]) / span, sum(points[-span:]) / span
     stride = -(-len(points) // MOST_POINTS)
     shown = [sum(points[i : i + stride]) / len(points[i : i + stride]) for i in range(0, len(points), stride)]
-    head = f"{name}: first {span} steps {first:.3f}, last {span} steps {last:.3f} ({last - first:+.3f})"
+    of = f"{span} steps" if span > 1 else "step"
+    head = f"{name}: first {of} {first:.3f}, last {of} {last:.3f} ({last - first:+.3f})"
     lines = [head + (f"; below, means of {stride} steps" if stride > 1 else "")]
     for start in range(0, len(shown), PER_LINE):
         chunk = " ".join(f"{point:.3f}" for point in shown[start : start + PER_LINE])

@@ -49,7 +49,10 @@ def test_curve_of_a_long_run_is_a_screen_of_means() -> None:
 
 
 def test_curve_of_few_steps_and_of_none() -> None:
-    assert curve("reward", {1: 0.5, 2: 0.25})[0] == "reward: first 2 steps 0.375, last 2 steps 0.375 (+0.000)"
+    assert curve("reward", {1: 0.5, 2: 0.25})[0] == "reward: first step 0.500, last step 0.250 (-0.250)"
+    five = curve("reward", {1: 0.5, 2: 0.5, 3: 1.0, 4: 0.0, 5: 0.0})
+    assert five[0] == "reward: first 2 steps 0.500, last 2 steps 0.000 (-0.500)", "no step counts twice"
+    assert curve("reward", {1: 0.5})[0] == "reward: first step 0.500, last step 0.500 (+0.000)"
     assert curve("reward", {}) == []
 
 
@@ -62,7 +65,7 @@ def test_summary_says_where_everything_is(run: RunDir, checkpoint: Callable[[Pat
     )
     for place in (run.path, run.logs, run.metrics, run.traces, f"{run.checkpoints} (steps 2)"):
         assert str(place) in text
-    assert "reward: first 2 steps" in text and "loss" not in text
+    assert "reward: first step 0.250, last step 0.500" in text and "loss" not in text
     assert text.splitlines()[-1].split(maxsplit=1) == [
         "MLflow",
         "mlflow ui --backend-store-uri sqlite:////x/mlflow.db",
@@ -71,7 +74,7 @@ def test_summary_says_where_everything_is(run: RunDir, checkpoint: Callable[[Pat
 
 def test_summary_of_sft_has_the_loss_and_leaves_out_what_is_not_there(run: RunDir) -> None:
     text = summary(FINISHED, run, plan_of(run), board("sft", "loss/mean", [2.0, 1.0]), None)
-    assert text.startswith("finished at step 2\nloss: first 2 steps 1.500")
+    assert text.startswith("finished at step 2\nloss: first step 2.000, last step 1.000")
     assert "MLflow" not in text and "traces" not in text and "checkpoints none" in text
 
 
