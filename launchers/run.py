@@ -25,7 +25,7 @@ from prl.config.identity import run_path
 from prl.config.loss import CustomLossConfig
 from prl.config.schema import LogConfig
 from prl.dashboard.daemon import offer
-from prl.import_path import require_module
+from prl.import_path import require_object
 from prl.log_lines import OWN, formatter, level_of
 from prl.monitor.companions import companions
 from prl.run_dir import RunDir
@@ -66,7 +66,7 @@ def launch(command: str, config: Any, command_line: str | list[str]) -> int:
         if command == "rl":
             import_own_algorithms(config)
             if isinstance(config.loss, CustomLossConfig):
-                require_module(config.loss.import_path, "loss.import_path")
+                require_object(config.loss.import_path, "loss.import_path")
     except ValueError as error:
         return _refuse(error)
     if config.dry_run:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 
@@ -24,12 +27,12 @@ def load_object(path: str, key: str) -> Any:
     return getattr(module, name)
 
 
-def require_module(path: str, key: str) -> None:
-    """Raises ValueError naming the config `key` unless the module of `path` is there.
+def require_object(path: str, key: str) -> None:
+    """Raises ValueError naming the config `key` unless the module of `path` is there and may have its object.
 
-    It is not imported: the launcher stays light, and a loss imports torch.
+    The module is read, not imported: the launcher stays light, and a loss imports torch.
     """
-    module = path.partition(":")[0]
+    module, _, name = path.partition(":")
     try:
         found = importlib.util.find_spec(module) if module else None
     except (ModuleNotFoundError, ValueError):  # a parent package is missing, or is no package
@@ -38,3 +41,24 @@ def require_module(path: str, key: str) -> None:
         raise ValueError(
             f"{key} = {path}: there is no module {module!r}; install its package or add it to PYTHONPATH"
         )
+    names = _names(Path(found.origin)) if found.origin and found.origin.endswith(".py") else None
+    if name and names is not None and name not in names:
+        nearest = difflib.get_close_matches(name, sorted(names), 1)
+        remedy = f"; nearest: {nearest[0]}" if nearest else ""
+        raise ValueError(f"{key} = {path}: {found.origin} has no {name!r}{remedy}")
+
+
+def _names(file: Path) -> set[str] | None:
+    """All names that a module may define, by its source; None where the source cannot tell."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except SyntaxError:
+        return None
+    imported = [
+        alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    ]
+    names = {(alias.asname or alias.name).partition(".")[0] for alias in imported}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names |= {node.name for node in nodes if isinstance(node, made)}
+    return None if names & {"*", "__getattr__"} else names
