@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prl.config import identity
-from prl.config.errors import Problem
+from prl.config.errors import Problem, suggest
 from prl.config.schema import RlConfig, SftConfig
 from prl.config.serving import MlflowConfig
 from prl.config.training import CosineConfig, LinearConfig, LoraConfig
 
 Training = RlConfig | SftConfig
+
+RENDERERS = (
+    *("auto", "role-token", "role-token-tools", "chatml", "default"),
+    *("deepseek-r1", "deepseek-v3", "deepseek-v4", "gemma4", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3"),
+    *("gpt-oss", "hy3", "inkling", "kimi-k2", "kimi-k2.5", "laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1"),
+    *("laguna-xs.2", "llama-3", "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
+    *("prime-qwen3", "qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"),
+)
+"""prl's own renderers and the families of `renderers` 0.1.12, which is too heavy to be asked here."""
 
 
 def model_is_there(config: Training) -> Iterator[Problem]:
@@ -37,6 +46,9 @@ def model_is_there(config: Training) -> Iterator[Problem]:
 def renderer_is_named(config: Training) -> Iterator[Problem]:
     if ":" in config.model.renderer:
         yield from check_import_path("model.renderer", config.model.renderer)
+    elif config.model.renderer not in RENDERERS:
+        remedy = suggest(config.model.renderer, RENDERERS)
+        yield Problem("model.renderer", config.model.renderer, "no such renderer", remedy)
 
 
 def schedule_fits_the_run(config: Training) -> Iterator[Problem]:

@@ -98,6 +98,10 @@ REFUSED = [
     ("model.name=small", "model.name = small: no bundled model 'small'; prl ships: tiny"),
     ("model.path=absent", "model.path = absent: no model there"),
     ("model.renderer=a:b:c", "model.renderer = a:b:c: not an import path."),
+    (
+        "model.renderer=qwen33",
+        "model.renderer = qwen33: no such renderer. Nearest: qwen3; valid: auto, chatml,",
+    ),
     (f"{LINEAR} scheduler.warmup_steps=0 scheduler.decay_steps=0", "neither warms up nor decays."),
     (f"{LINEAR} max_steps=null", "max_steps = null: a decay ends at max_steps."),
     (f"{LINEAR} max_steps=15", "warm-up and decay take 10 + 10 steps, the run has max_steps = 15."),

@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from prl.assets import bundled_model
+from prl.config.rules_training import RENDERERS
 from prl.config.training import ModelConfig
 from prl.env.chatml_renderer import ChatMLRenderer
-from prl.env.renderers import load_renderer, parity_gap, policy_tokenizer, renderer_config
+from prl.env.renderers import load_renderer, parity_gap, policy_tokenizer, renderer_config, renderer_names
 from prl.env.role_token_renderer import RoleTokenRenderer
 
 CHATML = (
@@ -220,3 +221,7 @@ def test_parity_gap_shows_both_renderings() -> None:
     other = chatml_tokenizer()
     other.chat_template = "<|im_start|>system\nhi<|im_end|>\n" + CHATML
     assert "system\nhi" in (parity_gap(renderer, other) or "").replace("\\n", "\n")
+
+
+def test_the_names_that_are_checked_early_are_those_there_are() -> None:
+    assert sorted(RENDERERS) == sorted(renderer_names())
