@@ -60,6 +60,8 @@ def test_a_case_that_does_not_fit_is_a_row_not_the_end() -> None:
             raise torch.OutOfMemoryError("no room")
         return {"case": case}
 
-    world = SimpleNamespace(device=torch.device("cpu"))
-    assert tried(measure, "large", None, world) == {"error": "out of memory"}
-    assert tried(measure, "small", None, world) == {"case": "small"}
+    alone, two = (SimpleNamespace(device=torch.device("cpu"), size=size) for size in (1, 2))
+    assert tried(measure, "large", None, alone) == {"error": "out of memory"}
+    assert tried(measure, "small", None, alone) == {"case": "small"}
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):  # the other rank waits for this one
+        tried(measure, "large", None, two)
