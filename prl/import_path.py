@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
+
+from prl.config.errors import nearest
 
 
 def load_object(path: str, key: str) -> Any:
@@ -43,8 +44,8 @@ def require_object(path: str, key: str) -> None:
         )
     names = _names(Path(found.origin)) if found.origin and found.origin.endswith(".py") else None
     if name and names is not None and name not in names:
-        nearest = difflib.get_close_matches(name, sorted(names), 1)
-        remedy = f"; nearest: {nearest[0]}" if nearest else ""
+        close = nearest(name, sorted(names))
+        remedy = f"; nearest: {close}" if close else ""
         raise ValueError(f"{key} = {path}: {found.origin} has no {name!r}{remedy}")
 
 

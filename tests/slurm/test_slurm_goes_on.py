@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from slurm_runs import steps
 
 pytestmark = pytest.mark.slurm
 
@@ -23,12 +24,6 @@ WORDS = [
 ]
 WAITED = ["tracking=none", "cluster=slurm", "cluster.wait=true", "cluster.poll_seconds=0.5"]
 TWO = ["cluster=slurm", "cluster.train_nodes=2", "cluster.train_ranks=2", "cluster.time=60"]
-
-
-def steps(run: Path) -> list[int]:
-    path = run / "metrics" / "trainer.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [row["step"] for row in rows if "optim/lr" in row]
 
 
 def resumed_from(run: Path, attempt: int) -> int:

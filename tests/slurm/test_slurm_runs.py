@@ -13,17 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from slurm_runs import steps
 
 pytestmark = pytest.mark.slurm
 
 SMALL = ["rollout.batch_size=8", "rollout.group_size=4", "log.display=plain", "tracking=none"]
 THREE = ["cluster.infer_nodes=1", "cluster.train_nodes=2", "cluster.train_ranks=2", "cluster.gpus_per_node=2"]
-
-
-def steps(run: Path) -> list[int]:
-    path = run / "metrics" / "trainer.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [row["step"] for row in rows if "optim/lr" in row]
 
 
 def environment_of(process: Any) -> dict[str, str]:
