@@ -43,6 +43,7 @@ def main(words: Sequence[str]) -> int:
             for batch in args.batch:
                 with _bare("vllm", model, batch, args, args.python) as ask:
                     rows.append(_row("vllm, bare", batch, args, [ask() for _ in range(args.rounds)]))
+                _tell(rows[-1])
         rows += _served(model, args, Path(scratch))
     for row in rows:
         bare = next(r for r in rows if r["batch"] == row["batch"])
@@ -137,7 +138,9 @@ def _served(model: Path, args: argparse.Namespace, scratch: Path) -> list[dict[s
                 for _ in range(args.rounds):
                     for who, ask in asks.items():
                         found[who].append(ask())
-            rows += [_row(who, batch, args, rounds) for who, rounds in found.items()]
+            for who, rounds in found.items():
+                rows.append(_row(who, batch, args, rounds))
+                _tell(rows[-1])
     return rows
 
 
@@ -152,6 +155,11 @@ def _row(who: str, batch: int, args: argparse.Namespace, rounds: Rounds) -> dict
         "first_token_seconds": best["first"],
         "cpu_microseconds_per_token": 1e6 * best["cpu"] / (batch * args.tokens),
     }
+
+
+def _tell(row: dict[str, Any]) -> None:
+    """A line at once: large engines take minutes to start, and what was measured should not be lost."""
+    print(f"{row['who']}, {row['batch']} at once: {row['tokens_per_second']:.3g} tokens/s", file=sys.stderr)
 
 
 def _round(url: str, prompts: list[list[int]], tokens: int, server: list[psutil.Process]) -> dict[str, float]:

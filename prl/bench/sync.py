@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,7 @@ def main(words: Sequence[str]) -> int:
         }
         for name in args.sync:
             rows.append(_updates(name, model, weights, args, Path(scratch), copies[name]))
+            print(f"{name}: {rows[-1]['seconds']:.3g} s an update", file=sys.stderr)
     print(_table(args, rows))
     if args.json:
         facts = {"model": args.model, "engine": args.engine, "rounds": args.rounds}

@@ -58,6 +58,42 @@ class _Pick:
         self.here = self.here.to(values.device)  # once
         return values.reshape(-1)[self.here]
 
+    def positions(self, shape: tuple[int, ...]) -> Tensor:
+        """`there` as indices of the covered values, flat."""
+        if isinstance(self.there, Tensor):
+            return self.there
+        return torch.arange(torch.Size(shape).numel()).view(shape)[self.there].reshape(-1)
+
+
+class _Known:
+    """The places of one set of tensors, and how to compare all of them in one go."""
+
+    def __init__(
+        self,
+        tensors: tuple[tuple[str, tuple[int, ...]], ...],
+        picks: list[tuple[str, _Pick]],
+        unproven: list[str],
+        mode: str,
+    ) -> None:
+        self.tensors, self.picks, self.unproven = tensors, picks, unproven
+        self._as_loaded = not any(pick.block.computed or pick.block.kept for _, pick in picks)
+        self._there: Tensor | None = None
+        if mode == "sampled" and picks:
+            shapes, starts = dict(tensors), _starts(tensors, mode)
+            self._there = torch.cat([starts[name] + pick.positions(shapes[name]) for name, pick in picks])
+
+    def surely_same(self, arrived: list[Tensor], read: list[Tensor]) -> bool:
+        """Whether all that was read has the bits of what arrived: one comparison, where both lie. False also
+        where they cannot be compared so."""
+        kinds = {(values.device, values.dtype) for values in arrived}
+        if self._there is None or not self._as_loaded or len(kinds) > 1:
+            return False
+        if {(values.device, values.dtype) for values in read} != kinds:
+            return False
+        self._there = self._there.to(arrived[0].device)  # once
+        expected = torch.cat(arrived)[self._there]
+        return bool((_bits(expected) == _bits(torch.cat(read))).all())
+
 
 class ServedProof:
     """Proves one worker's model version after version; what depends on shapes only is worked out once."""
@@ -66,34 +102,42 @@ class ServedProof:
         self.mode = mode
         self._layout = layout
         self._picks: dict[tuple[str, tuple[int, ...]], list[_Pick] | None] = {}
+        self._last: _Known | None = None
 
     def result(self, received: Received) -> dict[str, Any]:
         """`fingerprint` of what is served, the names that are `different` from what was received, and those
         that are `unproven` because their place is not known: their values count as received.
 
-        Waits for the device once. Raises RuntimeError if parameters of the model got no weights.
+        Waits for the device two or three times. Raises RuntimeError if parameters of the model got no
+        weights.
         """
-        picks = {name: self._picked(name, shape) for name, shape in received.shapes.items()}
-        unproven = [name for name, found in picks.items() if found is None]
-        if not unproven and (missing := self._layout.uncovered(picks)):
-            raise RuntimeError(f"{len(missing)} parameters got no weights, {missing[0]} among them")
+        known = self._known(received.shapes)
         self._layout.forget_probes()
-        flat = [(name, pick) for name, found in picks.items() for pick in found or ()]
-        served = fetch([pick.read() for _, pick in flat])
+        read = [pick.read() for _, pick in known.picks]
+        arrived = list(received.values.values())
+        surely_same = known.surely_same(arrived, read)
+        values = dict(zip(received.values, fetch(arrived), strict=True))
+        different = set() if surely_same else _settle_all(known.picks, values, received.shapes, fetch(read))
         self._layout.forget_probes()
-        values = dict(zip(received.values, fetch(list(received.values.values())), strict=True))
-        different = []
-        for (name, pick), here in zip(flat, served, strict=True):
-            if _settle(values[name], received.shapes[name], pick, here):
-                different.append(name)
         prints = Fingerprinter(self.mode)
         for name, covered_values in values.items():
             prints.add_covered(name, received.shapes[name], covered_values)
         return {
             "fingerprint": prints.result(),
-            "different": sorted(set(different)),
-            "unproven": sorted(unproven),
+            "different": sorted(different),
+            "unproven": known.unproven,
         }
+
+    def _known(self, shapes: dict[str, tuple[int, ...]]) -> _Known:
+        tensors = tuple(shapes.items())
+        if self._last is None or self._last.tensors != tensors:
+            picks = {name: self._picked(name, shape) for name, shape in tensors}
+            unproven = sorted(name for name, found in picks.items() if found is None)
+            if not unproven and (missing := self._layout.uncovered(picks)):
+                raise RuntimeError(f"{len(missing)} parameters got no weights, {missing[0]} among them")
+            flat = [(name, pick) for name, found in picks.items() for pick in found or ()]
+            self._last = _Known(tensors, flat, unproven, self.mode)
+        return self._last
 
     def _picked(self, name: str, shape: tuple[int, ...]) -> list[_Pick] | None:
         key = (name, shape)
@@ -122,6 +166,17 @@ class ServedProof:
         return _Pick(block, here[inside], inside.nonzero()[:, 0])
 
 
+def _starts(tensors: tuple[tuple[str, tuple[int, ...]], ...], mode: str) -> dict[str, int]:
+    """Where the covered values of each tensor begin, when those of all are laid end to end."""
+    starts, end = {}, 0
+    for name, shape in tensors:
+        starts[name] = end
+        size = torch.Size(shape).numel()
+        positions = covered_positions(size, mode)
+        end += size if positions is None else len(positions)
+    return starts
+
+
 def fetch(tensors: list[Tensor]) -> list[Tensor]:
     """The tensors on the host; those of one device and type travel together."""
     found: dict[int, Tensor] = {}
@@ -134,6 +189,20 @@ def fetch(tensors: list[Tensor]) -> list[Tensor]:
         flat = torch.cat([tensors[i].reshape(-1) for i in here]).cpu()
         found |= zip(here, flat.split([tensors[i].numel() for i in here]), strict=True)
     return [found[i] for i in range(len(tensors))]
+
+
+def _settle_all(
+    picks: list[tuple[str, _Pick]],
+    values: dict[str, Tensor],
+    shapes: dict[str, tuple[int, ...]],
+    served: list[Tensor],
+) -> set[str]:
+    """`_settle` of every place; the names of the tensors that differ somewhere."""
+    return {
+        name
+        for (name, pick), here in zip(picks, served, strict=True)
+        if _settle(values[name], shapes[name], pick, here)
+    }
 
 
 def _settle(values: Tensor, shape: tuple[int, ...], pick: _Pick, served: Tensor) -> bool:

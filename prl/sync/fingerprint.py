@@ -36,16 +36,22 @@ class Fingerprinter:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Take a tensor (any shape, dtype and device) into account. Raises ValueError on a second `name`."""
-        self.add_covered(name, tuple(tensor.shape), covered(tensor, self._mode))
+        values = covered(tensor, self._mode)
+        if values.device.type == "cuda" and len(values) == tensor.numel():
+            values = values.clone()  # a view, and the caller may use its memory again before `result`
+        self.add_covered(name, tuple(tensor.shape), values)
 
     def add_covered(self, name: str, shape: tuple[int, ...], covered_values: Tensor) -> None:
-        """As `add` of a tensor of this `shape`, of which the covered elements were taken before."""
+        """As `add` of a tensor of this `shape`, of which the covered elements were taken before.
+
+        On a GPU they must not change until `result`.
+        """
         if name in self._headers:
             raise ValueError(f"{name}: two tensors of this name in one set of weights")
         self._headers[name] = f"{name}|{shape}|{covered_values.dtype}|".encode()
         values = covered_values.contiguous().view(torch.uint8)
         if values.device.type == "cuda" and self._mode == "sampled":
-            self._on_device[name] = values.clone()
+            self._on_device[name] = values
         else:
             self._digest(name, values.cpu())
 

@@ -113,7 +113,7 @@ def spawn(directory: Path, world: int, job: dict[str, Any]) -> dict[str, Any]:
     directory.mkdir(parents=True)
     (directory / "job.json").write_text(json.dumps({**job, "out": str(directory)}))
     command = [sys.executable, str(Path(__file__).with_name("gpu_rank.py")), str(directory / "job.json")]
-    paths = os.pathsep.join([str(REPO), str(Path(__file__).parent)])
+    paths = os.pathsep.join([str(REPO), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     common = {**os.environ, "WORLD_SIZE": str(world), "PYTHONPATH": paths}
     processes = []
     for rank in range(world):

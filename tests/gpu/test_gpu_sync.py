@@ -70,7 +70,8 @@ def test_what_vllm_serves_is_read_back_from_a_gpu(mode):
 
 def broadcast(tmp_path: Path, gpus: tuple[int, int]) -> tuple[list[dict], list[dict]]:
     """What trainer and worker saw, each on its GPU, in processes of their own."""
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+    paths = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
     started = [
         subprocess.Popen(
             [sys.executable, str(HERE / "gpu_sync_rank.py"), role, str(tmp_path / "broadcasts"), str(gpu)],
