@@ -56,7 +56,7 @@ class _Pick:
         if self.here is None:
             return values.reshape(-1)
         self.here = self.here.to(values.device)  # once
-        return values.reshape(-1)[self.here]
+        return values.reshape(-1).index_select(0, self.here)
 
     def positions(self, shape: tuple[int, ...]) -> Tensor:
         """`there` as indices of the covered values, flat."""
@@ -91,7 +91,7 @@ class _Known:
         if {(values.device, values.dtype) for values in read} != kinds:
             return False
         self._there = self._there.to(arrived[0].device)  # once
-        expected = torch.cat(arrived)[self._there]
+        expected = torch.cat(arrived).index_select(0, self._there)
         return bool((_bits(expected) == _bits(torch.cat(read))).all())
 
 

@@ -79,9 +79,10 @@ def compute_loss(
     Returns:
         The loss (float32, always connected to `logprobs`, so a row without members runs backward too) and
         metrics: detached vectors over tokens in which NaN marks a token that is not part of the metric.
-        `mismatch_kl/all` and `mismatch_kl/<env>` cover rl and ref_kl members under the mask, `nll` the ce
-        members, `ref_kl` (q - l) the ref_kl members; those of the loss itself carry the prefix
-        `ref_kl/` where they come from distillation credit.
+        `loss` are the terms of all members, weighted, before the division. `mismatch_kl/all` and
+        `mismatch_kl/<env>` cover rl and ref_kl members under the mask, `nll` the ce members, `ref_kl` (q - l)
+        the ref_kl members; those of the loss itself carry the prefix `ref_kl/` where they come from
+        distillation credit.
 
     Raises:
         NonFiniteLoss: a logprob or loss term of a member is not finite; names the sample and the token.
@@ -106,6 +107,7 @@ def compute_loss(
         metrics |= {f"ref_kl/{name}": values for name, values in own.items()}
         metrics["ref_kl"] = tokens.advantages
     if terms:
+        metrics["loss"] = torch.cat(list(terms.values())).detach()
         check = FiniteCheck(micro, logprobs.detach(), {c: term.detach() for c, term in terms.items()})
         if later is not None:
             later.append(check)

@@ -89,7 +89,7 @@ def covered(tensor: Tensor, mode: str) -> Tensor:
     if positions is None:
         return tensor.reshape(-1)
     if tensor.is_contiguous():
-        return tensor.view(-1)[positions]
+        return tensor.view(-1).index_select(0, positions)
     return tensor[torch.unravel_index(positions, tensor.shape)]  # flattening it would copy all of it
 
 

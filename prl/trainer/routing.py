@@ -13,38 +13,51 @@ class RouterWatch:
 
     `max_vio`, one value a layer: (load of the fullest expert - mean load) / mean load over a row's tokens.
     `routing_confidence`, one value a token: the probability that the router gives to the experts it chose,
-    before they are rescaled, as the mean over layers.
+    before they are rescaled, as the mean over layers. Padding, which all goes to the same experts, is in
+    neither. `part`: which of the equal parts of a row this rank works on.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._violations: list[Tensor] = []
-        self._confidences: list[Tensor] = []
+    def __init__(self, model: nn.Module, part: int = 0) -> None:
+        self._part = part
+        self._heard: list[tuple[Tensor, Tensor, int]] = []
         for module in model.modules():
             if type(module).__name__.endswith("TopKRouter") and hasattr(module, "num_experts"):
                 module.register_forward_hook(self._listen)
 
-    def take(self) -> dict[str, Tensor]:
-        """Metrics of the forward since the last call. To be called before backward, which may recompute."""
-        if not self._violations:
+    def take(self, real: int) -> dict[str, Tensor]:
+        """Metrics of the forward since the last call, over the first `real` tokens of the row.
+
+        To be called before backward, which may recompute. Nothing if none of them is on this rank.
+        """
+        heard, self._heard = self._heard, []
+        if not heard:
             return {}
-        found = {
-            "max_vio": torch.stack(self._violations),
-            "routing_confidence": torch.stack(self._confidences).mean(0),
+        here = heard[0][0].shape[0]
+        own = min(max(real - self._part * here, 0), here)
+        if not own:
+            return {}
+        violations = [_violation(chosen[:own], experts) for chosen, _, experts in heard]
+        confidences = [confidence[:own] for _, confidence, _ in heard]
+        return {
+            "max_vio": torch.stack(violations),
+            "routing_confidence": torch.stack(confidences).mean(0),
         }
-        self.forget()
-        return found
 
     def forget(self) -> None:
         """Drop what recomputation said again."""
-        self._violations, self._confidences = [], []
+        self._heard = []
 
     @torch.compiler.disable
     @torch.no_grad()
     def _listen(self, router: Any, _: Any, outputs: tuple[Tensor, ...]) -> None:
         logits, _, chosen = outputs
-        # Not bincount: on a GPU it waits to learn the largest number.
-        chosen_flat = chosen.flatten()
-        load = logits.new_zeros(router.num_experts, dtype=torch.float32)
-        load.scatter_add_(0, chosen_flat, torch.ones_like(chosen_flat, dtype=torch.float32))
-        self._violations.append(load.max() / load.mean() - 1)
-        self._confidences.append(logits.float().softmax(-1).gather(-1, chosen).sum(-1))
+        confidence = logits.float().softmax(-1).gather(-1, chosen).sum(-1)
+        self._heard.append((chosen, confidence, router.num_experts))
+
+
+def _violation(chosen: Tensor, experts: int) -> Tensor:
+    """Of the experts [tokens, k] that were chosen. Not bincount: on a GPU it waits for the largest number."""
+    flat = chosen.flatten()
+    load = torch.zeros(experts, device=flat.device)
+    load.scatter_add_(0, flat, torch.ones_like(flat, dtype=load.dtype))
+    return load.max() / load.mean() - 1

@@ -126,10 +126,17 @@ ONE_SIDED = ("mean", "max")
 ALL = ("mean", "median", "std", "min", "max")
 
 
+TOTAL_LOSS = "loss/total"
+"""The loss of each row, of which the sum over all rows is what was optimised: reported as `loss/mean`."""
+
+
 def suffixes(name: str) -> Sequence[str]:
-    """Which statistics of a token metric are reported. The loss is a sum, of which only the total counts."""
-    if name == "loss":
+    """Which statistics of a token metric are reported. `loss` are the terms of tokens before the division by
+    the number of members: their mean is the loss for one component of weight 1 alone, so it is told apart."""
+    if name == TOTAL_LOSS:
         return ()
+    if name == "loss":
+        return ("median", "std", "min", "max")
     if name.startswith(("entropy/", "mismatch_kl/")):
         return TWO_SIDED
     if name.rpartition("/")[2] in ("is_masked", "masked_mismatch_kl", "unmasked_mismatch_kl"):

@@ -18,7 +18,7 @@ from prl.records import MicroBatch
 from prl.trainer.distributed import World, all_gather_json
 from prl.trainer.engine import TrainEngine
 from prl.trainer.flops import peak_flops, training_flops
-from prl.trainer.stats import TokenStats, named_statistics
+from prl.trainer.stats import TOTAL_LOSS, TokenStats, named_statistics
 from prl.trainer.token_log import TokenLog
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ def train_step(
         inputs = row_inputs(micro, engine.device)
         outputs = engine.forward(*inputs)
         row = from_micro_batch(micro, engine.device, inputs)  # while a GPU works on the forward pass
+        for name, values in engine.routing.take(_true_tokens(micro)).items():
+            stats.add(name, values)
         if token_log:
             token_log.note(row, outputs[0])
         left_out += not _backward(
@@ -68,8 +70,8 @@ def train_step(
     told = {"loss/nan_count": float(_total(left_out * tells, engine))} if skip_non_finite else {}
     return {
         **told,
-        **named_statistics({name: found for name, found in moments.items() if name != "loss"}),
-        "loss/mean": moments["loss"].total,
+        **named_statistics(moments),
+        "loss/mean": moments[TOTAL_LOSS].total,
         "optim/lr": info.lr,
         "optim/grad_norm": info.grad_norm,
         **_speed(engine, work, finished - started),
@@ -150,8 +152,6 @@ def _backward(
     device, and a row whose loss is not finite has no gradient.
     """
     logprobs, entropy = outputs
-    for name, values in engine.routing.take().items():
-        stats.add(name, values)
     try:
         loss, metrics = compute_loss(row, logprobs, counts, loss_config, checks)
     except NonFiniteLoss as error:
@@ -162,7 +162,7 @@ def _backward(
     engine.routing.forget()
     if not engine.world.leads:
         return True
-    stats.add("loss", loss)
+    stats.add(TOTAL_LOSS, loss)
     for name, values in metrics.items():
         stats.add(name, values)
     for env, positions in row.sampled.items():
@@ -183,7 +183,7 @@ def _backward_of_nothing(engine: TrainEngine, stats: TokenStats) -> None:
     loss = logprobs.sum() * 0.0
     engine.backward(loss)
     if engine.world.leads:
-        stats.add("loss", loss)
+        stats.add(TOTAL_LOSS, loss)
 
 
 def _peak_memory_gib(device: torch.device) -> float:

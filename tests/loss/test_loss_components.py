@@ -304,6 +304,21 @@ def test_metrics_are_split_by_environment():
     assert sampled == {"all": [1, 2, 4, 6, 7, 9], "chat": [6, 7], "gsm8k": [1, 2], "tools": [4, 9]}
 
 
+def test_the_loss_of_each_token_is_told_before_the_division():
+    """Weighted, of all components: rl -A at the behaviour's own logprobs, ce -w l, ref_kl -(q - l)."""
+    samples = [
+        sample([-1.0, -1.0], advantages=[2.0, -3.0], rl_weights=[1.0, 0.5]),
+        sample([-1.0, -1.0], ce_weights=[1.0, 0.25], rl_weights=[0.0, 0.0]),
+        sample([-1.0], ref_kl_weights=[1.0], ref_logprobs=[-0.5], rl_weights=[0.0]),
+    ]
+    micro = row(samples, padding=2)
+    logprobs = [0.0, -1.0, -1.0, 0.0, -5.0, -4.0, 0.0, -1.0, 0.0, 0.0]
+    whole, _, (metrics,) = run([micro], [logprobs], PpoConfig())
+    terms = [-2.0, 0.5 * 3.0, 5.0, 0.25 * 4.0, -0.5]
+    assert metrics["loss"].tolist() == pytest.approx(terms)
+    assert whole == pytest.approx(sum(terms[:2]) / 1.5 + sum(terms[2:4]) / 2 + terms[4])
+
+
 def test_metrics_carry_no_gradient():
     leaf = torch.full((12,), -1.0, requires_grad=True)
     samples = [

@@ -11,8 +11,10 @@ from test_trainer_exact import adamw64
 from trainer_lab import IPO, VOCAB, make_config, make_sequences, pack, reference_run
 
 from prl.config import training
+from prl.orchestrator.packing import _pad, zero_loss_clone
 from prl.trainer.distributed import World
 from prl.trainer.engine import TrainEngine
+from prl.trainer.routing import RouterWatch
 from prl.trainer.step import train_step
 
 ADAMW = training.AdamWConfig(lr=1e-3, betas=[0.9, 0.95], eps=1e-5, weight_decay=0.01)
@@ -84,6 +86,47 @@ def test_router_statistics_are_those_of_the_definition(moe_dir: Path, world: Wor
     assert metrics["max_vio/mean"] == pytest.approx(sum(violations) / 2, rel=1e-5)
     assert metrics["max_vio/max"] == pytest.approx(max(violations), rel=1e-5)
     assert metrics["routing_confidence/mean"] == pytest.approx(sum(confidences) / len(confidences), rel=1e-5)
+
+
+def test_padding_is_in_no_router_statistic(moe_dir: Path, world: World) -> None:
+    """It all goes to the same experts: two thirds of the second row are padding."""
+    rows = [pack(STEPS[0]), pack(STEPS[0])]
+    _pad(rows[1], 2 * len(rows[0]))
+    rows[1].input_ids[len(rows[0]) :] = [7] * 2 * len(rows[0])
+    found = []
+    for row in rows:
+        engine = TrainEngine(make_config(moe_dir, ADAMW), world, None)
+        metrics = train_step(engine, [row, zero_loss_clone(row)], IPO, 1)
+        engine.close()
+        found.append({name: value for name, value in metrics.items() if name.startswith(("max_vio", "rout"))})
+    assert len(found[0]) == 10
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+class TopKRouter(torch.nn.Module):
+    """Chooses what it is told to."""
+
+    num_experts = 4
+
+    def forward(self, chosen: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor]:
+        return torch.zeros(len(chosen), 4).scatter(1, chosen, 10.0), None, chosen
+
+
+@pytest.mark.parametrize(
+    ("part", "real", "loads"),
+    [(0, 9, [4, 0, 0, 0]), (0, 3, [3, 0, 0, 0]), (1, 7, [0, 3, 0, 0]), (1, 6, [0, 2, 0, 0]), (1, 4, None)],
+)
+def test_a_rank_that_shares_rows_counts_its_own_tokens(part: int, real: int, loads: list[int] | None) -> None:
+    """Each part of a row is four tokens; the first goes to expert 0, the second to 1."""
+    router = TopKRouter()
+    watch = RouterWatch(router, part)
+    router(torch.full((4, 1), part))
+    found = watch.take(real)
+    assert (found == {}) is (loads is None)
+    if loads is not None:
+        assert float(found["max_vio"]) == max(loads) / (sum(loads) / 4) - 1
+        assert len(found["routing_confidence"]) == sum(loads)
+    assert watch.take(real) == {}, "each forward is told once"
 
 
 def test_a_dense_model_has_no_routers(model_dir: Path, world: World) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prl.trainer import stats
 from prl.trainer.distributed import World
-from prl.trainer.stats import TokenStats, named_statistics
+from prl.trainer.stats import TOTAL_LOSS, TokenStats, named_statistics
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -71,6 +71,8 @@ def test_only_the_reported_statistics_are_named() -> None:
         "ref_kl/masked_mismatch_kl",
         "is_clipped",
         "ref_kl",
+        "loss",
+        TOTAL_LOSS,
     ]
     for name in names:
         collected.add(name, torch.tensor([1.0, 2.0]))
@@ -78,6 +80,7 @@ def test_only_the_reported_statistics_are_named() -> None:
     statistics = {n: {key.rpartition("/")[2] for key in found if key.rpartition("/")[0] == n} for n in names}
     assert statistics["entropy/env"] == statistics["mismatch_kl/all"] == {"mean", "std", "max"}
     assert statistics["is_masked"] == statistics["ref_kl/masked_mismatch_kl"] == {"mean", "max"}
+    assert statistics["loss"] == {"median", "std", "min", "max"} and statistics[TOTAL_LOSS] == set()
     assert statistics["is_clipped"] == statistics["ref_kl"] == {"mean", "median", "std", "min", "max"}
 
 

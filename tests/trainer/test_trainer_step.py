@@ -53,6 +53,16 @@ def test_a_batch_of_supervised_rows_alone_has_no_policy_metrics(engine: TrainEng
     assert "mismatch KL" not in log_line(1, metrics, engine.world)
 
 
+def test_the_loss_has_the_statistics_of_its_tokens(engine: TrainEngine) -> None:
+    """Of supervised tokens of one weight they are those of the nll; its mean is the loss itself."""
+    rows = [pack(make_sequences(seed, ["ce", "none", "ce"])) for seed in range(2)]
+    weight = max(rows[0].ce_weights)
+    metrics = train_step(engine, rows, IPO, 1)
+    for statistic in ("mean", "median", "std", "min", "max"):
+        assert metrics[f"loss/{statistic}"] == pytest.approx(weight * metrics[f"nll/{statistic}"], rel=1e-5)
+    assert metrics["loss/min"] < metrics["loss/median"] < metrics["loss/max"]
+
+
 def test_a_row_without_members_changes_nothing(engine: TrainEngine, model_dir: Path, world: World) -> None:
     rows = [pack(make_sequences(0, ["rl", "ce"]))]
     alone = train_step(engine, rows, IPO, 1)
