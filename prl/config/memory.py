@@ -2,9 +2,9 @@
 
 Bytes per parameter follow the trainer's own layout (float32 gradients, float32 masters under ZeRO);
 activations count what autograd keeps of a layer with fused attention, as Korthikanti et al. (2022) do.
-Of peaks measured on an H200 (0.6B, 16k and 64k tokens a row, compiled, with and without recomputation) the
-sum is within 2 %. An estimate for a verdict all the same: allocator fragmentation, CUDA contexts, what ZeRO 3
-gathers and communication buffers come on top, for which `ROOM` is left.
+Of peaks measured on H200s (0.6B and 4B, 8k to 64k tokens a row, compiled, with and without recomputation,
+ZeRO 1 and 2, one and two ranks) the sum is within 3 %. An estimate for a verdict all the same: allocator
+fragmentation, CUDA contexts and what ZeRO 3 gathers come on top, for which `ROOM` is left.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ HEAD_BLOCK = 8192
 """Columns of logits that the LM head holds at a time (`prl.trainer.lm_head.VOCAB_BLOCK`)."""
 HEAD_BYTES_FUSED, HEAD_BYTES = 8, 20
 """Bytes for each logit of such a block: in the compiled kernels, and step by step without them."""
+REDUCE_BUCKET = 500_000_000
+"""Gradients that ZeRO 2 collects before it sends them; two buckets take turns."""
 MOMENTS = {"adamw": 2, "sgd": 1, "muon": 1, "sign_sgd": 0}
 """Float32 values that an optimizer keeps for each parameter, beside the master copy."""
 
@@ -120,12 +122,13 @@ class Need:
     gradients: float = 0
     optimizer: float = 0
     activations: float = 0
+    buffers: float = 0
     kv: float = 0
     host: float = 0
 
     @property
     def device(self) -> float:
-        return sum(astuple(self)[:5])
+        return sum(astuple(self)[:6])
 
 
 def read_sizes(directory: Path, num_layers: int | None = None) -> Sizes | None:
@@ -188,8 +191,15 @@ def trainer_need(config: Any, sizes: Sizes, on_gpu: bool) -> Need:
         gradients=learned * FLOAT32 / shards["gradients"],
         optimizer=0 if zero.offload_optimizer else optimizer,
         activations=kept.always * width + (0 if start_moves else starts) + logits,
+        buffers=_buckets(sizes, width, bool(lora.rank)) if stage == 2 and on_gpu else 0,
         host=sum(size for size, away in moved if away),
     )
+
+
+def _buckets(sizes: Sizes, width: int, adapters: bool) -> float:
+    """Bytes of what gradients are sent from; they go in float32, one too large for a bucket by itself."""
+    largest = 0 if adapters else sizes.vocabulary * sizes.hidden
+    return 2 * REDUCE_BUCKET * width + largest * FLOAT32
 
 
 def engine_need(config: Any, sizes: Sizes, on_gpu: bool, device_bytes: float | None) -> Need:
@@ -219,7 +229,7 @@ def memory_report(
         return "memory: no estimate, the model's config.json does not name its sizes"
     unit = "GB" if max(need.device + need.host for need in needs.values()) >= GB else "MB"
     size = UNITS[unit]
-    columns = ["parameters", "gradients", "optimizer", "activations", "KV", "host", "sum"]
+    columns = ["parameters", "gradients", "optimizer", "activations", "buffers", "KV", "host", "sum"]
     lines = [_row(f"estimate, {unit}", columns)]
     for need, names in _alike(needs):
         label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

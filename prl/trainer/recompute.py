@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +40,7 @@ def install_recompute(policy: PreTrainedModel, trainer: TrainerConfig) -> None:
                 raise ValueError(
                     f"trainer.recompute=selective: {kind} has no `mlp`; use trainer.recompute=full"
                 )
-            feed_forward.forward = partial(run, feed_forward.forward)
+            feed_forward.__class__ = _recomputed(type(feed_forward), trainer.offload_activations)
 
 
 def decoder_layers(policy: PreTrainedModel) -> list[Any]:
@@ -62,6 +62,22 @@ def compile_layers(policy: PreTrainedModel) -> None:
     norm = getattr(policy.base_model, "norm", None)
     for module in [*layers, *([norm] if isinstance(norm, nn.Module) else [])]:
         module.compile()
+
+
+@cache
+def _recomputed(kind: type[nn.Module], offload: bool) -> type[nn.Module]:
+    """A module class whose forward is computed again in backward.
+
+    One class for all layers: compiled code knows a layer by the classes of its parts, so that a function
+    bound to each would compile every layer anew, and after a few of them none at all.
+    """
+    saving = _where_saved(offload)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _checkpointed(saving, super(made, self).forward, *args, **kwargs)
+
+    made: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return made
 
 
 def _where_saved(offload: bool) -> Callable[[], AbstractContextManager[Any]]:

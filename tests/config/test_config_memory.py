@@ -27,6 +27,13 @@ QWEN3_0_6B = {
     "head_dim": 128,
     "tie_word_embeddings": True,
 }
+QWEN3_4B = {
+    **QWEN3_0_6B,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+}
 LLAMA_3_8B = {
     "model_type": "llama",
     "vocab_size": 128256,
@@ -136,15 +143,26 @@ def test_activations_shrink_with_recomputation_and_grow_with_rows(rl, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "recompute", "measured"),
-    [(16384, "none", 30.2), (16384, "full", 12.2), (65536, "full", 17.5), (65536, "none", 88.7)],
+    ("shape", "tokens", "recompute", "words", "measured"),
+    [
+        (QWEN3_0_6B, 8192, "none", [], 20.5),
+        (QWEN3_0_6B, 8192, "full", [], 11.3),
+        (QWEN3_0_6B, 16384, "none", [], 30.2),
+        (QWEN3_0_6B, 16384, "full", [], 12.2),
+        (QWEN3_0_6B, 65536, "none", [], 88.7),
+        (QWEN3_0_6B, 65536, "full", [], 17.6),
+        (QWEN3_4B, 16384, "full", [], 73.1),
+        (QWEN3_0_6B, 16384, "full", ["zero=2"], 14.7),
+        (QWEN3_0_6B, 16384, "full", ["zero=1", "cluster.train_ranks=2"], 8.8),
+        (QWEN3_0_6B, 16384, "full", ["zero=2", "cluster.train_ranks=2"], 10.2),
+    ],
 )
 def test_the_estimate_is_near_what_was_measured_on_a_gpu(
-    rl, tmp_path: Path, tokens: int, recompute: str, measured: float
+    rl, tmp_path: Path, shape: dict[str, Any], tokens: int, recompute: str, words: list[str], measured: float
 ) -> None:
-    """Peaks in GiB of `prl bench trainer model=qwen3_0_6b compile=true`, from examples/benchmarks.md."""
-    words = (f"trainer.seq_len={tokens}", f"trainer.recompute={recompute}", "trainer.compile=true")
-    need = needs(rl, sizes_of(QWEN3_0_6B, tmp_path), *words)
+    """Peaks in GiB of `prl bench trainer compile=true`, from examples/benchmarks.md."""
+    words = [*words, f"trainer.seq_len={tokens}", f"trainer.recompute={recompute}", "trainer.compile=true"]
+    need = needs(rl, sizes_of(shape, tmp_path), *words)
     assert need.device / 2**30 == pytest.approx(measured, rel=0.03)
 
 
