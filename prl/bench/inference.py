@@ -1,8 +1,8 @@
 """`prl bench inference`: an engine behind its server, beside the bare engine and HF generate, in one run.
 
 `python -m prl bench inference --engine embedded --model 1m --batch 1,8,64`. Words of the form key=value go to
-`prl inference` as they are. On CPUs the rounds of all are interleaved, so that other work on the machine
-slows them alike; CPU time per token stands beside the rates.
+`prl inference` as they are. All engines are up at once and take turns, round by round, so that other work on
+the machine slows them alike; CPU time per token stands beside the rates.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,9 +23,9 @@ from typing import Any
 
 import psutil
 
-from prl.bench.inference_bare import READY, prompts_of
+from prl.bench.inference_bare import READY, SHARE, prompts_of
 from prl.bench.inference_server import serving
-from prl.bench.inference_shapes import SHAPES, write_shape
+from prl.bench.inference_shapes import SHAPES, kv_bytes, write_shape
 
 COLUMNS = ("who", "batch", "requests_per_second", "tokens_per_second", "first_token_seconds")
 COLUMNS += ("cpu_microseconds_per_token", "relative")
@@ -36,15 +37,9 @@ REQUEST_SECONDS = 3600.0
 def main(words: Sequence[str]) -> int:
     """Measure, print the table, write `--json`; 0."""
     args = _parse(words)
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="prl-bench-") as scratch:
         model = write_shape(args.model, Path(scratch) / "model")
-        if args.engine == "vllm":  # a GPU has no room for two engines
-            for batch in args.batch:
-                with _bare("vllm", model, batch, args, args.python) as ask:
-                    rows.append(_row("vllm, bare", batch, args, [ask() for _ in range(args.rounds)]))
-                _tell(rows[-1])
-        rows += _served(model, args, Path(scratch))
+        rows = _measured(model, args, Path(scratch))
     for row in rows:
         bare = next(r for r in rows if r["batch"] == row["batch"])
         row["relative"] = row["tokens_per_second"] / bare["tokens_per_second"]
@@ -81,13 +76,14 @@ def _numbers(text: str) -> list[int]:
 def _bare(
     kind: str, model: Path, batch: int, args: argparse.Namespace, python: str | None
 ) -> Iterator[Callable[[], dict[str, float]]]:
-    """The engine in a process of its own; what is yielded measures a round."""
+    """The engine in a process of its own, which starts at once; what is yielded waits for it and measures a
+    round."""
     numbers = map(str, (batch, args.prompt, args.tokens, args.threads))
     words = [python or sys.executable, "-m", "prl.bench.inference_bare", kind, str(model), *numbers]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}  # as the server has it
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+        process = subprocess.Popen(words, **pipes, stderr=errors, env=environment, text=True)
         assert process.stdin is not None and process.stdout is not None
         lines = (line for line in process.stdout if line.startswith((READY, '{"first"')))
 
@@ -98,50 +94,81 @@ def _bare(
             errors.seek(0)
             raise RuntimeError(f"{kind} failed: {errors.read()[-2000:]}")
 
+        ready = False
+
         def ask() -> dict[str, float]:
+            nonlocal ready
+            ready = ready or answer().startswith(READY)
             print(file=process.stdin, flush=True)
             return json.loads(answer())
 
         try:
-            answer()
             yield ask
         finally:
             process.stdin.close()
             process.wait(60)
 
 
-def _served(model: Path, args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """Rows of the server, between rounds of the bare engines where they have room beside it."""
+def _measured(model: Path, args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """Rows of every batch, the bare engine's first. The first of them starts beside the server."""
+    rows = []
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    with contextlib.ExitStack() as stack:
+        beside = stack.enter_context(contextlib.ExitStack())
+        asks = _others(beside, model, args.batch[0], args)
+        before = {child.pid for child in psutil.Process().children()}
+        url = stack.enter_context(serving(model, _server_words(model, args), scratch))
+        started = [child for child in psutil.Process().children() if child.pid not in before]
+        server = [process for root in started for process in (root, *root.children(recursive=True))]
+        for batch in args.batch:
+            asks = asks or _others(beside, model, batch, args)
+            prompts = prompts_of(batch, args.prompt, vocab)
+            asyncio.run(_load(url, prompts, 2))
+            asks[f"{args.engine}, served"] = partial(_round, url, prompts, args.tokens, server)
+            rows += _rounds(asks, batch, args)
+            beside.close()
+            asks = {}
+    return rows
+
+
+def _others(
+    stack: contextlib.ExitStack, model: Path, batch: int, args: argparse.Namespace
+) -> dict[str, Callable[[], dict[str, float]]]:
+    """The engines that the server is compared with; `stack` ends them."""
+    kinds = {f"{args.engine}, bare": args.engine}
+    if args.engine == "embedded" and not args.no_hf:
+        kinds["HF generate"] = "hf"
+    python = args.python if args.engine == "vllm" else None
+    return {who: stack.enter_context(_bare(kind, model, batch, args, python)) for who, kind in kinds.items()}
+
+
+def _server_words(model: Path, args: argparse.Namespace) -> list[str]:
     context = args.prompt + args.tokens
     words = [f"inference={args.engine}", f"inference.max_model_len={context}"]
     words.append(f"inference.threads={args.threads}")
-    if args.engine == "vllm":
-        words += ["inference.vllm.skip_tokenizer_init=true", "inference.gpu_memory_utilization=0.6"]
-        words += [f"inference.python={args.python}"] if args.python else []
-    else:
-        words.append(f"inference.max_slots={max(args.batch)}")
-    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
-    rows = []
-    with serving(model, [*words, *args.overrides], scratch) as url:
-        server = psutil.Process().children(recursive=True)
-        for batch in args.batch:
-            prompts = prompts_of(batch, args.prompt, vocab)
-            asyncio.run(_load(url, prompts, 2))
-            with contextlib.ExitStack() as stack:
-                asks: dict[str, Callable[[], dict[str, float]]] = {}
-                if args.engine == "embedded":
-                    kinds = {"embedded, bare": "embedded"} | ({} if args.no_hf else {"HF generate": "hf"})
-                    for who, kind in kinds.items():
-                        asks[who] = stack.enter_context(_bare(kind, model, batch, args, None))
-                asks[f"{args.engine}, served"] = partial(_round, url, prompts, args.tokens, server)
-                found: dict[str, Rounds] = {who: [] for who in asks}
-                for _ in range(args.rounds):
-                    for who, ask in asks.items():
-                        found[who].append(ask())
-            for who, rounds in found.items():
-                rows.append(_row(who, batch, args, rounds))
-                _tell(rows[-1])
-    return rows
+    if args.engine == "embedded":
+        return [*words, f"inference.max_slots={max(args.batch)}", *args.overrides]
+    import torch
+
+    words.append("inference.vllm.skip_tokenizer_init=true")
+    if torch.cuda.is_available():  # of one size with the bare engine beside it
+        size = kv_bytes(model, max(args.batch), context, 2)
+        words.append(f"inference.vllm.kv_cache_memory_bytes={size}")
+        words.append(f"inference.gpu_memory_utilization={SHARE}")
+    words += [f"inference.python={args.python}"] if args.python else []
+    return [*words, *args.overrides]
+
+
+def _rounds(
+    asks: dict[str, Callable[[], dict[str, float]]], batch: int, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    found: dict[str, Rounds] = {who: [] for who in asks}
+    for _ in range(args.rounds):
+        for who, ask in asks.items():
+            found[who].append(ask())
+            rate = batch * args.tokens / found[who][-1]["whole"]
+            print(f"{who}, {batch} at once: {rate:.4g} tokens/s", file=sys.stderr, flush=True)
+    return [_row(who, batch, args, rounds) for who, rounds in found.items()]
 
 
 def _row(who: str, batch: int, args: argparse.Namespace, rounds: Rounds) -> dict[str, Any]:
@@ -155,11 +182,6 @@ def _row(who: str, batch: int, args: argparse.Namespace, rounds: Rounds) -> dict
         "first_token_seconds": best["first"],
         "cpu_microseconds_per_token": 1e6 * best["cpu"] / (batch * args.tokens),
     }
-
-
-def _tell(row: dict[str, Any]) -> None:
-    """A line at once: large engines take minutes to start, and what was measured should not be lost."""
-    print(f"{row['who']}, {row['batch']} at once: {row['tokens_per_second']:.3g} tokens/s", file=sys.stderr)
 
 
 def _round(url: str, prompts: list[list[int]], tokens: int, server: list[psutil.Process]) -> dict[str, float]:

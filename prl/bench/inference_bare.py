@@ -17,7 +17,11 @@ from typing import Any
 
 import psutil
 
+from prl.bench.inference_shapes import kv_bytes
+
 READY = "ready"
+SHARE = 0.3
+"""Of a GPU's memory, that vLLM wants to find free; its keys and values are sized by the batch."""
 
 
 def main(words: list[str]) -> None:
@@ -102,7 +106,10 @@ def vllm(model: Path, batch: int, prompt: int, tokens: int, threads: int) -> Cal
     from vllm.platforms import current_platform
 
     on_gpu = not current_platform.is_cpu()
-    options: dict[str, Any] = {"gpu_memory_utilization": 0.6} if on_gpu else {"enforce_eager": True}
+    options: dict[str, Any] = {"enforce_eager": True}
+    if on_gpu:
+        size = kv_bytes(model, batch, prompt + tokens, 2)
+        options = {"gpu_memory_utilization": SHARE, "kv_cache_memory_bytes": size}
     llm = LLM(
         model=str(model),
         load_format="dummy",
@@ -137,9 +144,8 @@ def _round(sample: Callable[[int], None], tokens: int) -> dict[str, float]:
 
 def _cpu_seconds() -> float:
     """Of this process and those that it started: vLLM's engine runs in one of its own."""
-    me = psutil.Process()
-    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    return time.process_time() + sum(each.user + each.system for each in times)
 
 
 if __name__ == "__main__":

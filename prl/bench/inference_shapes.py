@@ -53,6 +53,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Name -> config.json. SmolLM2-135M and Qwen3-0.6B have their published sizes."""
 
 
+def kv_bytes(directory: Path, batch: int, length: int, width: int) -> int:
+    """Bytes of the keys and values of `batch` sequences of `length` tokens, elements of `width` bytes, and a
+    tenth more: engines deal them out in blocks."""
+    told = json.loads((directory / "config.json").read_text())
+    heads = told["num_attention_heads"]
+    head_dim = told.get("head_dim") or told["hidden_size"] // heads
+    token = 2 * told["num_hidden_layers"] * told.get("num_key_value_heads", heads) * head_dim * width
+    return batch * (length + 16) * token * 11 // 10
+
+
 def write_shape(name: str, directory: Path) -> Path:
     """The model directory of a shape, or the directory that `name` is. Raises ValueError for neither."""
     if name not in SHAPES:

@@ -123,8 +123,18 @@ class AdminMiddleware:
 
 async def pause(state: Any, body: dict[str, Any]) -> dict[str, Any]:
     """Freeze requests where they are; they keep their keys and values."""
-    await state.engine_client.pause_generation(mode="keep", clear_cache=False)
+    await _freeze(state.engine_client)
     return {"status": "paused"}
+
+
+async def _freeze(client: Any) -> None:
+    """vLLM's pause, without the 20 ms that it waits afterwards for output of requests that it aborts: none is
+    aborted here."""
+    core = getattr(client, "engine_core", None)
+    if pause_scheduler := getattr(core, "pause_scheduler_async", None):
+        await pause_scheduler(mode="keep", clear_cache=False)
+    else:
+        await client.pause_generation(mode="keep", clear_cache=False)
 
 
 async def resume(state: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +199,7 @@ async def _apply(state: Any, directory: Path, version: str | None, mode: str) ->
     async with SETTINGS.lock:
         was_paused = await client.is_paused()
         if not was_paused:
-            await client.pause_generation(mode="keep", clear_cache=False)
+            await _freeze(client)
         try:
             SETTINGS.updates += 1
             loaded = await _load(state, directory, mode)

@@ -83,15 +83,18 @@ class _Known:
             self._there = torch.cat([starts[name] + pick.positions(shapes[name]) for name, pick in picks])
 
     def surely_same(self, arrived: list[Tensor], read: list[Tensor]) -> bool:
-        """Whether all that was read has the bits of what arrived: one comparison, where both lie. False also
-        where they cannot be compared so."""
-        kinds = {(values.device, values.dtype) for values in arrived}
-        if self._there is None or not self._as_loaded or len(kinds) > 1:
+        """Whether all that was read has the bits of what arrived: one comparison, where it was read. False
+        also where they cannot be compared so."""
+        if self._there is None or not self._as_loaded:
             return False
-        if {(values.device, values.dtype) for values in read} != kinds:
+        devices = [{values.device for values in tensors} for tensors in (arrived, read)]
+        if len({values.dtype for values in (*arrived, *read)}) > 1 or any(
+            len(found) > 1 for found in devices
+        ):
             return False
-        self._there = self._there.to(arrived[0].device)  # once
-        expected = torch.cat(arrived).index_select(0, self._there)
+        there = read[0].device
+        self._there = self._there.to(there)  # once
+        expected = torch.cat(arrived).to(there).index_select(0, self._there)
         return bool((_bits(expected) == _bits(torch.cat(read))).all())
 
 

@@ -127,6 +127,17 @@ def test_an_update_pauses_loads_resets_and_resumes(base, publisher, settings):
     assert settings.updates == 1
 
 
+def test_the_engine_is_frozen_without_vllms_wait_for_output(base):
+    client = Client(base)
+
+    async def pause_scheduler(*, mode, clear_cache):
+        client.calls.append(("frozen", mode, clear_cache))
+
+    client.engine_core = SimpleNamespace(pause_scheduler_async=pause_scheduler)
+    assert Served(client).ask("POST", "/pause")[0] == 200
+    assert client.calls == [("frozen", "keep", False)]
+
+
 def test_an_engine_that_is_paused_already_stays_paused(base, publisher):
     served = Served(Client(base))
     served.ask("POST", "/pause?ignored")

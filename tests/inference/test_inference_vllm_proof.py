@@ -7,7 +7,7 @@ from torch import nn
 
 from prl.inference.vllm_adapter_layout import AdapterLayout
 from prl.inference.vllm_layout import Layout
-from prl.inference.vllm_proof import Received, ServedProof, fetch
+from prl.inference.vllm_proof import Received, ServedProof, _Known, fetch
 from prl.sync.fingerprint import SAMPLES_PER_TENSOR, fingerprint
 
 Q, K, GATE = (f"model.layers.0.{n}.weight" for n in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj"))
@@ -309,3 +309,38 @@ def test_an_adapter_that_is_not_served_has_no_slot():
         proof(model, named, layout=layout)
     elsewhere = {"base_model.model.model.vision.lora_A.weight": torch.ones(3, 12)}
     assert len(proof(model, elsewhere, layout=layout)["unproven"]) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_comparison_of_everything_finds_what_that_of_each_tensor_finds(rank, monkeypatch):
+    """Each parameter changed at one place, to a neighbouring value or another zero."""
+    named = stand_ins.weights()
+    named["model.norm.weight"][0] = 0.0
+    places = [name for name, _ in stand_ins.model(named, rank, 2).named_parameters()]
+    for place in places:
+        model = stand_ins.model(named, rank, 2)
+        values = dict(model.named_parameters())[place].data.view(-1)
+        values[0] = -0.0 if values[0] == 0 else torch.nextafter(values[0], torch.tensor(9.0))
+        found = proof(model, named, "sampled")
+        with monkeypatch.context() as patch:
+            patch.setattr(_Known, "surely_same", lambda *_: False)
+            assert found == proof(model, named, "sampled"), place
+        assert len(found["different"]) == 1, place
+
+
+def test_equal_values_are_not_compared_one_by_one(monkeypatch):
+    named = stand_ins.weights()
+    monkeypatch.setattr("prl.inference.vllm_proof._settle_all", None)
+    assert proof(stand_ins.model(named), named, "sampled")["fingerprint"] == published(named, "sampled")
+
+
+def test_values_of_several_types_are_compared_one_by_one():
+    named = stand_ins.weights()
+    model = stand_ins.model(named)
+    model.model.norm.weight.data = named["model.norm.weight"].bfloat16()
+    named = {**named, "model.norm.weight": named["model.norm.weight"].bfloat16()}
+    assert proof(model, named, "sampled") == {
+        "fingerprint": published(named, "sampled"),
+        "different": [],
+        "unproven": [],
+    }
