@@ -123,7 +123,6 @@ def _measured(model: Path, args: argparse.Namespace, scratch: Path) -> list[dict
         for batch in args.batch:
             asks = asks or _others(beside, model, batch, args)
             prompts = prompts_of(batch, args.prompt, vocab)
-            asyncio.run(_load(url, prompts, 2))
             asks[f"{args.engine}, served"] = partial(_round, url, prompts, args.tokens, server)
             rows += _rounds(asks, batch, args)
             beside.close()
@@ -184,37 +183,46 @@ def _row(who: str, batch: int, args: argparse.Namespace, rounds: Rounds) -> dict
     }
 
 
-def _round(url: str, prompts: list[list[int]], tokens: int, server: list[psutil.Process]) -> dict[str, float]:
-    first = asyncio.run(_load(url, prompts, 1))
-    busy = _cpu_seconds(server)
-    whole = asyncio.run(_load(url, prompts, tokens))
-    return {"first": first, "whole": whole, "cpu": _cpu_seconds(server) - busy}
-
-
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
     times = [process.cpu_times() for process in processes if process.is_running()]
     return sum(each.user + each.system for each in times)
 
 
-async def _load(url: str, prompts: list[list[int]], tokens: int) -> float:
-    """Seconds until all prompts, sent at once, have `tokens` tokens with their logprobs."""
+def _round(url: str, prompts: list[list[int]], tokens: int, server: list[psutil.Process]) -> dict[str, float]:
+    return asyncio.run(_ask_all(url, prompts, tokens, server))
+
+
+async def _ask_all(
+    url: str, prompts: list[list[int]], tokens: int, server: list[psutil.Process]
+) -> dict[str, float]:
+    """Seconds until all prompts, sent at once, have their first token, and until they have `tokens` with
+    their logprobs; CPU seconds of the latter. Over connections that are there, as an orchestrator has them.
+    """
     import aiohttp
 
-    sampling = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "logprobs": 1}
-    bodies = [{"model": "bench", "token_ids": prompt, "sampling_params": sampling} for prompt in prompts]
+    sampling = {"temperature": 1.0, "ignore_eos": True, "logprobs": 1}
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
-        async def ask(body: dict[str, Any]) -> None:
+        async def ask(prompt: list[int], count: int) -> None:
+            params = {**sampling, "max_tokens": count}
+            body = {"model": "bench", "token_ids": prompt, "sampling_params": params}
             async with session.post(f"{url}/inference/v1/generate", json=body) as response:
                 answer = await response.read()
                 if response.status != 200:
                     raise RuntimeError(f"{url}: {response.status}: {answer[:500]!r}")
 
-        started = time.perf_counter()
-        await asyncio.gather(*(ask(body) for body in bodies))
-        return time.perf_counter() - started
+        async def seconds(count: int) -> float:
+            started = time.perf_counter()
+            await asyncio.gather(*(ask(prompt, count) for prompt in prompts))
+            return time.perf_counter() - started
+
+        await seconds(2)
+        first = await seconds(1)
+        busy = _cpu_seconds(server)
+        whole = await seconds(tokens)
+        return {"first": first, "whole": whole, "cpu": _cpu_seconds(server) - busy}
 
 
 def _table(args: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
