@@ -23,7 +23,9 @@ from launchers.initial_model import settle_initial_model
 from prl.checkpoint.marker import read_step
 from prl.checkpoint.resolve import resolve_resume
 from prl.checkpoint.retention import complete_steps, set_aside
-from prl.config.load import dump_resolved
+from prl.config.errors import ConfigErrors
+from prl.config.load import dump_resolved, load_resolved
+from prl.config.rules_training import schedule_fits_the_rest
 from prl.run_dir import POLL_SECONDS, RunDir
 from prl.tracking.reader import append_attempt_marker
 
@@ -61,7 +63,8 @@ def plan_run(config: Any) -> RunPlan:
     """Where a run lives and where it resumes; writes nothing.
 
     Raises ValueError when the name is taken (and neither resumed nor cleaned), when there is nothing to
-    resume, or when cleaning would delete something that is not a run below `output_dir`.
+    resume, when a schedule that starts anew does not fit into the steps that are left, or when cleaning would
+    delete something that is not a run below `output_dir`.
     """
     path = _absolute(config.output_dir) / config.run.name
     checkpoints = _absolute(config.ckpt.dir) if config.ckpt.dir else RunDir(path).checkpoints
@@ -69,6 +72,8 @@ def plan_run(config: Any) -> RunPlan:
     if checkpoint is not None:
         checkpoint = checkpoint.resolve()
     step = read_step(checkpoint) if checkpoint else 0
+    if problems := list(schedule_fits_the_rest(config, step)):
+        raise ConfigErrors(problems)
     plan = RunPlan(path, checkpoints, checkpoint, step, config.run.clean)
     _check_checkpoints(plan)
     if _occupied(path):
@@ -99,7 +104,8 @@ def plan_by_name(config: Any) -> RunPlan:
 def plan_again(config: Any, planner: Callable[[Any], RunPlan]) -> RunPlan:
     """The plan of a job that SLURM started anew: the run of its first start goes on where it was.
 
-    That is its newest complete checkpoint; without one, where its first start began. Raises ValueError.
+    That is its newest complete checkpoint, with all of its state: `ckpt.skip_*` were for the checkpoint that
+    the run began from. Without one, it is where its first start began. Raises ValueError.
     """
     config.run.clean = False
     path = _absolute(config.output_dir) / config.run.name
@@ -114,8 +120,18 @@ def plan_again(config: Any, planner: Callable[[Any], RunPlan]) -> RunPlan:
     elif config.run.resume == "latest":
         config.run.resume = None
     checkpoint = resolve_resume(config.run.resume, checkpoints)
-    step = read_step(checkpoint) if checkpoint else 0
-    return RunPlan(path, checkpoints, checkpoint.resolve() if checkpoint else None, step, clean=False)
+    if checkpoint is None:
+        return RunPlan(path, checkpoints, None, 0, clean=False)
+    _skip_once(config, checkpoint.resolve(), path / "configs" / "latest" / "resolved.yaml")
+    return RunPlan(path, checkpoints, checkpoint.resolve(), read_step(checkpoint), clean=False)
+
+
+def _skip_once(config: Any, checkpoint: Path, last_start: Path) -> None:
+    """Of `ckpt.skip_*` what the start before skipped, if it began from the same checkpoint; else nothing."""
+    before = load_resolved(last_start)[1] if last_start.is_file() else config
+    again = before is config or before.run.resume == str(checkpoint)
+    for skip in ("skip_optimizer", "skip_scheduler", "skip_progress"):
+        setattr(config.ckpt, skip, again and getattr(before.ckpt, skip))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from prl.config import identity
 from prl.config.errors import Problem, suggest
 from prl.config.schema import RlConfig, SftConfig
 from prl.config.serving import MlflowConfig
-from prl.config.training import CosineConfig, LinearConfig, LoraConfig
+from prl.config.training import CosineConfig, LinearConfig, LoraConfig, SchedulerConfig
 
 Training = RlConfig | SftConfig
 
@@ -52,31 +52,47 @@ def renderer_is_named(config: Training) -> Iterator[Problem]:
 
 
 def schedule_fits_the_run(config: Training) -> Iterator[Problem]:
-    scheduler, steps = config.scheduler, config.max_steps
-    if isinstance(scheduler, LinearConfig):
-        yield from _linear_fits(scheduler, steps)
-    if isinstance(scheduler, CosineConfig):
-        warmup = scheduler.warmup_steps
-        if steps is None:
-            yield _needs_end("a cosine ends at max_steps", "max_steps")
-        elif warmup >= steps:
-            reason = f"the warm-up takes all of max_steps = {steps}"
-            yield Problem(
-                "scheduler.warmup_steps", warmup, reason, f"Set at most {steps - 1}.", ("max_steps",)
-            )
+    scheduler = config.scheduler
+    yield from _steps_suffice(scheduler, config.max_steps, f"max_steps = {config.max_steps}")
     if isinstance(scheduler, LinearConfig | CosineConfig) and scheduler.min_lr > config.optim.lr:
         reason = f"above the peak, optim.lr = {config.optim.lr:g}"
         yield Problem("scheduler.min_lr", scheduler.min_lr, reason, "", ("optim.lr",))
 
 
-def _linear_fits(scheduler: LinearConfig, steps: int | None) -> Iterator[Problem]:
+def schedule_fits_the_rest(config: Training, resumed: int) -> Iterator[Problem]:
+    """Whether a schedule that starts anew on resume, from step `resumed`, fits into what is left of the run.
+
+    A run that is at its end has nothing left to schedule.
+    """
+    steps = config.max_steps
+    if config.ckpt.skip_scheduler and steps is not None and 0 < resumed < steps:
+        left = steps - resumed
+        where = f"{left} of max_steps = {steps} left at step {resumed}, where ckpt.skip_scheduler starts anew"
+        yield from _steps_suffice(config.scheduler, left, where)
+
+
+def _steps_suffice(scheduler: SchedulerConfig, steps: int | None, where: str) -> Iterator[Problem]:
+    if isinstance(scheduler, LinearConfig):
+        yield from _linear_fits(scheduler, steps, where)
+    if isinstance(scheduler, CosineConfig):
+        warmup = scheduler.warmup_steps
+        if steps is None:
+            yield _needs_end("a cosine ends at max_steps", "max_steps")
+        elif warmup >= steps:
+            reason = f"the warm-up takes all of {where}"
+            yield Problem(
+                "scheduler.warmup_steps", warmup, reason, f"Set at most {steps - 1}.", ("max_steps",)
+            )
+
+
+def _linear_fits(scheduler: LinearConfig, steps: int | None, where: str) -> Iterator[Problem]:
     warmup, decay = scheduler.warmup_steps, scheduler.decay_steps
     if warmup == decay == 0:
         yield Problem("scheduler", "linear", "neither warms up nor decays", "Choose scheduler=constant.")
     elif decay and steps is None:
         yield _needs_end("a decay ends at max_steps", "scheduler.decay_steps")
     elif steps is not None and warmup + decay > steps:
-        reason = f"warm-up and decay take {warmup} + {decay} steps, the run has max_steps = {steps}"
+        reason = f"warm-up and decay take {warmup} + {decay} steps, the run has {where}"
         involves = ("scheduler.decay_steps", "max_steps")
         yield Problem("scheduler.warmup_steps", warmup, reason, f"Their sum may be {steps}.", involves)
 

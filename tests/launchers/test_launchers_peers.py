@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,7 +27,9 @@ from launchers.slurm.peers import Follower, Leader, NodeFiles
 from launchers.slurm.task import Allocation, Task
 from prl.checkpoint import stop
 from prl.config.cluster import SlurmConfig
+from prl.config.load import load_resolved
 from prl.config.schema import RlConfig
+from prl.config.training import CkptConfig
 from prl.run_dir import RunDir
 
 
@@ -182,6 +185,34 @@ def test_a_requeued_run_goes_on_from_its_newest_checkpoint(
     assert (again.resume_step, again.checkpoint) == (4, path / "checkpoints" / "step_4")
     with open_run("rl", config(), again, ["prl"]) as run:
         assert run.attempt == 2
+
+
+def test_what_a_resume_skips_is_skipped_once_although_the_job_is_requeued(
+    config: Callable[..., RlConfig], checkpoint: Callable, tmp_path: Path
+) -> None:
+    """Until the run has a checkpoint of its own it begins as it was asked to."""
+    skips = ("skip_optimizer", "skip_scheduler", "skip_progress")
+    source = checkpoint(tmp_path / "other" / "checkpoints", 3)
+
+    def job() -> RlConfig:
+        asked = CkptConfig(skip_optimizer=True, skip_scheduler=True)
+        return config(run_resume=str(source), ckpt=asked, max_steps=100)
+
+    def start(plan_of: Callable[[RlConfig], Any]) -> tuple[int, list[bool]]:
+        made = job()
+        plan = plan_of(made)
+        with open_run("rl", made, plan, ["prl"]) as run:
+            resolved = load_resolved(run.resolved_config)[1]
+        return plan.resume_step, [getattr(resolved.ckpt, skip) for skip in skips]
+
+    def requeue() -> tuple[int, list[bool]]:
+        return start(lambda made: plan_again(made, plan_run))
+
+    assert start(plan_run) == (3, [True, True, False])
+    assert requeue() == (3, [True, True, False])
+    checkpoint(tmp_path / "outputs" / "r" / "checkpoints", 7)
+    assert requeue() == (7, [False] * 3)
+    assert requeue() == (7, [False] * 3), "the job's own words still ask for it"
 
 
 def test_a_job_that_never_began_starts_as_planned_although_its_log_is_there(

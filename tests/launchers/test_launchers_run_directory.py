@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from launchers.run_directory import append_status, open_run, plan_run
 from prl.config.load import load_resolved
 from prl.config.schema import RlConfig
-from prl.config.training import CkptConfig
+from prl.config.training import CkptConfig, CosineConfig, LinearConfig
 from prl.run_dir import RunDir
 from prl.tracking.reader import read_metrics
 
@@ -83,6 +84,29 @@ def test_resume_makes_the_next_attempt_with_the_checkpoint_as_absolute_path(
     resolved = load_resolved(again.resolved_config)[1]
     assert resolved.run.resume == str(run.checkpoints / "step_10")
     assert plan_run(config(run_resume="5")).resume_step == 5
+
+
+def test_a_schedule_that_starts_anew_must_fit_into_what_is_left(config: Make, checkpoint: Callable) -> None:
+    run = launch(config())
+    for step in (5, 9, 12):
+        checkpoint(run.checkpoints, step)
+
+    def resume(at: str, skip: bool, **scheduler: object) -> int:
+        ckpt, linear = CkptConfig(skip_scheduler=skip), LinearConfig(**scheduler)  # type: ignore[arg-type]
+        made = config(run_resume=at, max_steps=12, ckpt=ckpt)
+        return plan_run(replace(made, scheduler=linear)).resume_step
+
+    assert resume("5", True, warmup_steps=3, decay_steps=4) == 5
+    assert resume("9", False, warmup_steps=3, decay_steps=4) == 9
+    assert resume("12", True, warmup_steps=3, decay_steps=4) == 12, "at its end there is nothing to schedule"
+    told = r"scheduler.warmup_steps = 3: .* 3 \+ 4 steps, the run has 3 of max_steps = 12 left at step 9"
+    with pytest.raises(ValueError, match=told):
+        resume("9", True, warmup_steps=3, decay_steps=4)
+    made = config(run_resume="9", max_steps=12, ckpt=CkptConfig(skip_scheduler=True))
+    cosine = replace(made, scheduler=CosineConfig(warmup_steps=3))
+    with pytest.raises(ValueError, match=r"the warm-up takes all of 3 of max_steps = 12 left"):
+        plan_run(cosine)
+    assert not (run.path / "configs" / "attempt_2").exists()
 
 
 def test_resume_of_what_is_not_there_is_refused(tmp_path: Path, config: Make, checkpoint: Callable) -> None:
