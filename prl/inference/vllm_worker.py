@@ -65,7 +65,7 @@ class WorkerExtension:
             layout = Layout(self.model_runner.get_model(), all_columns=mode == "full")
             self.prl_proof = ServedProof(layout, mode)
         found = self.prl_proof.result(received)
-        if not writer:
+        if not writer or found["different"]:
             self.prl_writer = self._prl_learn(received.shapes, found)
         return found
 

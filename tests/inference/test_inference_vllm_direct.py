@@ -160,6 +160,7 @@ def test_a_value_that_changes_after_it_was_written_is_told(worker):
     found = update(worker, named)
     assert found["different"] == ["model.norm.weight"]
     assert found["fingerprint"] != fingerprint(named.items())
+    assert worker.prl_writer is None, "the loader does the next one"
 
 
 def test_without_a_gpu_the_loader_does_every_update(worker):
