@@ -122,14 +122,17 @@ def plan_again(config: Any, planner: Callable[[Any], RunPlan]) -> RunPlan:
     checkpoint = resolve_resume(config.run.resume, checkpoints)
     if checkpoint is None:
         return RunPlan(path, checkpoints, None, 0, clean=False)
-    _skip_once(config, checkpoint.resolve(), path / "configs" / "latest" / "resolved.yaml")
-    return RunPlan(path, checkpoints, checkpoint.resolve(), read_step(checkpoint), clean=False)
+    checkpoint = checkpoint.resolve()
+    _skip_once(config, checkpoint, path / "configs" / "latest" / "resolved.yaml")
+    return RunPlan(path, checkpoints, checkpoint, read_step(checkpoint), clean=False)
 
 
 def _skip_once(config: Any, checkpoint: Path, last_start: Path) -> None:
     """Of `ckpt.skip_*` what the start before skipped, if it began from the same checkpoint; else nothing."""
-    before = load_resolved(last_start)[1] if last_start.is_file() else config
-    again = before is config or before.run.resume == str(checkpoint)
+    if not last_start.is_file():
+        return
+    _, before = load_resolved(last_start)
+    again = before.run.resume == str(checkpoint)
     for skip in ("skip_optimizer", "skip_scheduler", "skip_progress"):
         setattr(config.ckpt, skip, again and getattr(before.ckpt, skip))
 

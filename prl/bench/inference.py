@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from prl.bench.inference_bare import READY, SHARE, prompts_of
+from prl.bench.inference_bare import READY, SHARE, cpu_seconds, prompts_of
 from prl.bench.inference_server import serving
 from prl.bench.inference_shapes import SHAPES, kv_bytes, write_shape
 
@@ -183,11 +183,6 @@ def _row(who: str, batch: int, args: argparse.Namespace, rounds: Rounds) -> dict
     }
 
 
-def _cpu_seconds(processes: list[psutil.Process]) -> float:
-    times = [process.cpu_times() for process in processes if process.is_running()]
-    return sum(each.user + each.system for each in times)
-
-
 def _round(url: str, prompts: list[list[int]], tokens: int, server: list[psutil.Process]) -> dict[str, float]:
     return asyncio.run(_ask_all(url, prompts, tokens, server))
 
@@ -220,9 +215,9 @@ async def _ask_all(
 
         await seconds(2)
         first = await seconds(1)
-        busy = _cpu_seconds(server)
+        busy = cpu_seconds(server)
         whole = await seconds(tokens)
-        return {"first": first, "whole": whole, "cpu": _cpu_seconds(server) - busy}
+        return {"first": first, "whole": whole, "cpu": cpu_seconds(server) - busy}
 
 
 def _table(args: argparse.Namespace, rows: list[dict[str, Any]]) -> str:

@@ -136,16 +136,21 @@ def _round(sample: Callable[[int], None], tokens: int) -> dict[str, float]:
     started = time.perf_counter()
     sample(1)
     first = time.perf_counter() - started
-    busy, started = _cpu_seconds(), time.perf_counter()
+    busy, started = _own_cpu_seconds(), time.perf_counter()
     sample(tokens)
     whole = time.perf_counter() - started
-    return {"first": first, "whole": whole, "cpu": _cpu_seconds() - busy}
+    return {"first": first, "whole": whole, "cpu": _own_cpu_seconds() - busy}
 
 
-def _cpu_seconds() -> float:
+def _own_cpu_seconds() -> float:
     """Of this process and those that it started: vLLM's engine runs in one of its own."""
-    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
-    return time.process_time() + sum(each.user + each.system for each in times)
+    return time.process_time() + cpu_seconds(psutil.Process().children(recursive=True))
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    """CPU time that these processes have taken, of those that are still there."""
+    times = [process.cpu_times() for process in processes if process.is_running()]
+    return sum(each.user + each.system for each in times)
 
 
 if __name__ == "__main__":

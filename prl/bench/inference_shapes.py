@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from prl.config.memory import read_sizes
+
 COMMON = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -55,12 +57,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def kv_bytes(directory: Path, batch: int, length: int, width: int) -> int:
     """Bytes of the keys and values of `batch` sequences of `length` tokens, elements of `width` bytes, and a
-    tenth more: engines deal them out in blocks."""
-    told = json.loads((directory / "config.json").read_text())
-    heads = told["num_attention_heads"]
-    head_dim = told.get("head_dim") or told["hidden_size"] // heads
-    token = 2 * told["num_hidden_layers"] * told.get("num_key_value_heads", heads) * head_dim * width
-    return batch * (length + 16) * token * 11 // 10
+    tenth more: engines deal them out in blocks.
+
+    Raises ValueError for a model whose config.json does not name its sizes.
+    """
+    sizes = read_sizes(directory)
+    if sizes is None:
+        raise ValueError(f"{directory / 'config.json'} does not name the model's sizes in the usual way")
+    return batch * (length + 16) * sizes.kv_bytes(width) * 11 // 10
 
 
 def write_shape(name: str, directory: Path) -> Path:

@@ -80,6 +80,10 @@ class Sizes:
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.hidden
 
+    def kv_bytes(self, width: int) -> int:
+        """Bytes of one token's keys and values, elements of `width` bytes, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * width
+
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
         """Parameters of rank-`rank` adapters on the matrices of these names."""
         sides = [rows + columns for name, rows, columns in self.projections if name in targets]
@@ -208,8 +212,7 @@ def engine_need(config: Any, sizes: Sizes, on_gpu: bool, device_bytes: float | N
     width = WIDTHS[weight_dtype(config, on_gpu)]
     devices = getattr(engine, "tensor_parallel_size", 1)
     weights = sizes.parameters * width / devices
-    token = 2 * sizes.layers * sizes.kv_heads * sizes.head_dim * width / devices
-    kv = token * engine.max_model_len * getattr(engine, "max_slots", 1)
+    kv = sizes.kv_bytes(width) / devices * engine.max_model_len * getattr(engine, "max_slots", 1)
     share = getattr(engine, "gpu_memory_utilization", None)
     if share is not None and on_gpu and device_bytes is not None:
         kv = max(kv, share * device_bytes - weights)

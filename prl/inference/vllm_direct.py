@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from prl.inference.vllm_adapter_layout import AdapterLayout
 from prl.inference.vllm_layout import Block, Layout
 
 HELD_BYTES = 256 << 20
@@ -27,7 +28,7 @@ class DirectWriter:
         self._blocks, self._shapes = blocks, dict(shapes)
 
     @classmethod
-    def learn(cls, layout: Layout, shapes: Mapping[str, Shape]) -> DirectWriter | None:
+    def learn(cls, layout: Layout | AdapterLayout, shapes: Mapping[str, Shape]) -> DirectWriter | None:
         """A writer for tensors of these `shapes`; None if some do not lie in memory as they are."""
         found = {name: layout.blocks(name, shape) for name, shape in shapes.items()}
         known = {name: blocks for name, blocks in found.items() if blocks is not None}
@@ -47,7 +48,7 @@ class DirectWriter:
         for name, tensor in tensors:
             for block in self._blocks[name]:
                 into.append(block.read())
-                values.append(_part(tensor, block))
+                values.append(tensor[block.place])
             held += tensor.nbytes
             if into and held >= HELD_BYTES:
                 torch._foreach_copy_(into, values)
@@ -59,10 +60,3 @@ class DirectWriter:
 def _plain(block: Block) -> bool:
     """Whether `read()` gives the memory itself, with the values as they were loaded."""
     return block.columns is None and not block.computed and block.kept is None
-
-
-def _part(tensor: Tensor, block: Block) -> Tensor:
-    if tuple(tensor.shape) == block.shape:
-        return tensor
-    ends = (start + size for start, size in zip(block.start, block.shape, strict=True))
-    return tensor[tuple(slice(start, end) for start, end in zip(block.start, ends, strict=True))]

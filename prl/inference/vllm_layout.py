@@ -39,6 +39,11 @@ class Block:
     computed: bool = False
     kept: Callable[[Tensor], Tensor] | None = None
 
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """The tensor indexed by it is the rectangle."""
+        return tuple(slice(start, start + size) for start, size in zip(self.start, self.shape, strict=True))
+
 
 class Layout:
     """The places in one worker's model, found once. `all_columns`: read packed weights as a whole."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prl.inference.vllm_adapter_layout import AdapterLayout
 from prl.inference.vllm_layout import Block, Layout
-from prl.sync.fingerprint import Fingerprinter, covered, covered_positions
+from prl.sync.fingerprint import Fingerprinter, covered, covered_copy, covered_positions
 
 
 class Received:
@@ -33,12 +33,10 @@ class Received:
             if name in self.shapes:
                 raise ValueError(f"{name}: two tensors of this name in one set of weights")
             self.shapes[name] = tuple(tensor.shape)
-            values = covered(tensor, self.mode)
             if self.mode == "full":
-                values = values.to("cpu", copy=True)
-            elif len(values) == tensor.numel():
-                values = values.clone()  # a view, and the loader's source may be used again
-            self.values[name] = values
+                self.values[name] = covered(tensor, self.mode).to("cpu", copy=True)
+            else:
+                self.values[name] = covered_copy(tensor, self.mode)
             yield name, tensor
 
 
@@ -87,10 +85,8 @@ class _Known:
         also where they cannot be compared so."""
         if self._there is None or not self._as_loaded:
             return False
-        devices = [{values.device for values in tensors} for tensors in (arrived, read)]
-        if len({values.dtype for values in (*arrived, *read)}) > 1 or any(
-            len(found) > 1 for found in devices
-        ):
+        kinds = [{(values.device, values.dtype) for values in tensors} for tensors in (arrived, read)]
+        if any(len(found) > 1 for found in kinds) or arrived[0].dtype != read[0].dtype:
             return False
         there = read[0].device
         self._there = self._there.to(there)  # once
@@ -102,9 +98,7 @@ class ServedProof:
     """Proves one worker's model version after version; what depends on shapes only is worked out once."""
 
     def __init__(self, layout: Layout | AdapterLayout, mode: str) -> None:
-        self.mode = mode
-        self._layout = layout
-        self._picks: dict[tuple[str, tuple[int, ...]], list[_Pick] | None] = {}
+        self.mode, self.layout = mode, layout
         self._last: _Known | None = None
 
     def result(self, received: Received) -> dict[str, Any]:
@@ -115,13 +109,13 @@ class ServedProof:
         weights.
         """
         known = self._known(received.shapes)
-        self._layout.forget_probes()
+        self.layout.forget_probes()
         read = [pick.read() for _, pick in known.picks]
         arrived = list(received.values.values())
         surely_same = known.surely_same(arrived, read)
         values = dict(zip(received.values, fetch(arrived), strict=True))
         different = set() if surely_same else _settle_all(known.picks, values, received.shapes, fetch(read))
-        self._layout.forget_probes()
+        self.layout.forget_probes()
         prints = Fingerprinter(self.mode)
         for name, covered_values in values.items():
             prints.add_covered(name, received.shapes[name], covered_values)
@@ -136,24 +130,20 @@ class ServedProof:
         if self._last is None or self._last.tensors != tensors:
             picks = {name: self._picked(name, shape) for name, shape in tensors}
             unproven = sorted(name for name, found in picks.items() if found is None)
-            if not unproven and (missing := self._layout.uncovered(picks)):
+            if not unproven and (missing := self.layout.uncovered(picks)):
                 raise RuntimeError(f"{len(missing)} parameters got no weights, {missing[0]} among them")
             flat = [(name, pick) for name, found in picks.items() for pick in found or ()]
             self._last = _Known(tensors, flat, unproven, self.mode)
         return self._last
 
     def _picked(self, name: str, shape: tuple[int, ...]) -> list[_Pick] | None:
-        key = (name, shape)
-        if key not in self._picks:
-            blocks = self._layout.blocks(name, shape)
-            self._picks[key] = None if blocks is None else [self._pick(block, shape) for block in blocks]
-        return self._picks[key]
+        blocks = self.layout.blocks(name, shape)
+        return None if blocks is None else [self._pick(block, shape) for block in blocks]
 
     def _pick(self, block: Block, shape: tuple[int, ...]) -> _Pick:
         positions = covered_positions(torch.Size(shape).numel(), self.mode)
         if positions is None and block.columns is None:
-            ends = (start + size for start, size in zip(block.start, block.shape, strict=True))
-            return _Pick(block, None, tuple(slice(a, b) for a, b in zip(block.start, ends, strict=True)))
+            return _Pick(block, None, block.place)
         if positions is None:
             positions = torch.arange(torch.Size(shape).numel())
         inside = torch.ones(len(positions), dtype=torch.bool)

@@ -66,7 +66,7 @@ class WorkerExtension:
             self.prl_proof = ServedProof(layout, mode)
         found = self.prl_proof.result(received)
         if not writer or found["different"]:
-            self.prl_writer = self._prl_learn(received.shapes, found)
+            self.prl_writer = self._prl_learn(self.prl_proof, received.shapes, found)
         return found
 
     def prl_receive_adapter(self, weight_dir: str, into: str) -> None:
@@ -88,12 +88,13 @@ class WorkerExtension:
         layout = AdapterLayout(runner.get_model(), manager, adapter, config)
         return ServedProof(layout, mode).result(received)
 
-    def _prl_learn(self, shapes: Mapping[str, tuple[int, ...]], found: dict[str, Any]) -> DirectWriter | None:
+    def _prl_learn(
+        self, proof: ServedProof, shapes: Mapping[str, tuple[int, ...]], found: dict[str, Any]
+    ) -> DirectWriter | None:
         """A way past vLLM's loader, if each value that it loaded was found in its place."""
-        model = self.model_runner.get_model()
         shown = not found["different"] and not found["unproven"]
-        if shown and self.device.type == "cuda" and _loads_directly(self.model_runner, model):
-            return DirectWriter.learn(Layout(model), shapes)
+        if shown and _loads_directly(self.model_runner, self.device):
+            return DirectWriter.learn(proof.layout, shapes)
         return None
 
     def _prl_source(self, directory: Path) -> WeightFiles | Broadcast:
@@ -111,7 +112,7 @@ def load_in_place(runner: Any, tensors: Iterator[tuple[str, Tensor]], device: to
     repacks weights after loading (CPUs, quantised models, fused experts) its own reload does the whole way.
     """
     model = runner.get_model()
-    if device.type == "cuda" and _loads_directly(runner, model):
+    if _loads_directly(runner, device):
         filled = model.load_weights(tensors)
         expected = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
         missing = expected - {name.replace(".base_layer.", ".") for name in filled}
@@ -146,6 +147,6 @@ def _repack_heads(model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _loads_directly(runner: Any, model: torch.nn.Module) -> bool:
-    fused_experts = any("MoE" in type(module).__name__ for module in model.modules())
-    return runner.model_config.quantization is None and not fused_experts
+def _loads_directly(runner: Any, device: torch.device) -> bool:
+    fused_experts = any("MoE" in type(module).__name__ for module in runner.get_model().modules())
+    return device.type == "cuda" and runner.model_config.quantization is None and not fused_experts

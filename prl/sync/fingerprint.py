@@ -36,10 +36,8 @@ class Fingerprinter:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Take a tensor (any shape, dtype and device) into account. Raises ValueError on a second `name`."""
-        values = covered(tensor, self._mode)
-        if values.device.type == "cuda" and len(values) == tensor.numel():
-            values = values.clone()  # a view, and the caller may use its memory again before `result`
-        self.add_covered(name, tuple(tensor.shape), values)
+        take = covered_copy if self._stays(tensor) else covered
+        self.add_covered(name, tuple(tensor.shape), take(tensor, self._mode))
 
     def add_covered(self, name: str, shape: tuple[int, ...], covered_values: Tensor) -> None:
         """As `add` of a tensor of this `shape`, of which the covered elements were taken before.
@@ -50,7 +48,7 @@ class Fingerprinter:
             raise ValueError(f"{name}: two tensors of this name in one set of weights")
         self._headers[name] = f"{name}|{shape}|{covered_values.dtype}|".encode()
         values = covered_values.contiguous().view(torch.uint8)
-        if values.device.type == "cuda" and self._mode == "sampled":
+        if self._stays(values):
             self._on_device[name] = values
         else:
             self._digest(name, values.cpu())
@@ -67,6 +65,10 @@ class Fingerprinter:
         for name in sorted(self._digests):
             whole.update(self._digests[name])
         return f"{self._mode}:{whole.hexdigest()}"
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """Whether its values are fetched in `result` only."""
+        return tensor.device.type == "cuda" and self._mode == "sampled"
 
     def _digest(self, name: str, values: Tensor) -> None:
         digest = hashlib.blake2b(self._headers[name], digest_size=16)
@@ -91,6 +93,12 @@ def covered(tensor: Tensor, mode: str) -> Tensor:
     if tensor.is_contiguous():
         return tensor.view(-1).index_select(0, positions)
     return tensor[torch.unravel_index(positions, tensor.shape)]  # flattening it would copy all of it
+
+
+def covered_copy(tensor: Tensor, mode: str) -> Tensor:
+    """As `covered`, in memory of its own: that of the tensor may be used again."""
+    values = covered(tensor, mode)
+    return values.clone() if len(values) == tensor.numel() else values
 
 
 def covered_positions(size: int, mode: str, device: torch.device | str = "cpu") -> Tensor | None:

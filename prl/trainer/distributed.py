@@ -49,9 +49,14 @@ class World:
         return self.size // self.sequence
 
     @property
+    def sequence_rank(self) -> int:
+        """Which part of its rows this rank works on."""
+        return self.rank % self.sequence
+
+    @property
     def leads(self) -> bool:
         """Whether this rank is the one that tells about the rows that it shares."""
-        return self.rank % self.sequence == 0
+        return self.sequence_rank == 0
 
 
 def join(rank: int, size: int, meeting_file: Path, timeout: float, sequence: int = 1) -> World:

@@ -94,7 +94,7 @@ class TrainEngine:
             check_sequence(self.model.config, world.sequence)
             self.model.sequence_group = join_sequence_group(world)
         self.saver = BackgroundSaver()
-        self.routing = RouterWatch(self.model, world.rank % world.sequence)
+        self.routing = RouterWatch(self.model, world.sequence_rank)
         self.cost = model_cost(self.model.config)
         self.optimizer: Optimizer = build_optimizer(config.optim, self.model)
         self._veto: Callable[[], None] = _no_veto

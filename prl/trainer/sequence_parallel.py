@@ -62,7 +62,7 @@ def join_sequence_group(world: World) -> SequenceGroup | None:
         return None
     starts = range(0, world.size, world.sequence)
     groups = [dist.new_group(list(range(start, start + world.sequence))) for start in starts]
-    return SequenceGroup(groups[world.data_rank], world.rank % world.sequence, world.sequence)
+    return SequenceGroup(groups[world.data_rank], world.sequence_rank, world.sequence)
 
 
 def check_sequence(config: Any, size: int) -> None:

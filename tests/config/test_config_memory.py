@@ -214,6 +214,14 @@ def test_the_heads_block_is_the_trainers() -> None:
     assert HEAD_BLOCK == VOCAB_BLOCK
 
 
+def test_the_buckets_are_deepspeeds() -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    from prl.config.memory import REDUCE_BUCKET
+
+    assert DeepSpeedZeroConfig().reduce_bucket_size == REDUCE_BUCKET
+
+
 def test_what_recomputation_starts_from_moves_to_the_host(rl, tmp_path: Path) -> None:
     sizes = sizes_of(QWEN3_0_6B, tmp_path)
     kept = needs(rl, sizes, "trainer.recompute=full")
