@@ -21,7 +21,7 @@ from torch import Tensor
 
 from prl.config.serving import CollectiveConfig
 from prl.records import WeightVersion
-from prl.run_dir import write_atomic
+from prl.run_dir import bind_address, write_atomic
 from prl.sync.fingerprint import Fingerprinter
 from prl.sync.group import Group, Meeting
 from prl.sync.offer import Offer, OfferedTensor, bucket_size, write_offer
@@ -30,8 +30,6 @@ from prl.sync.weight_files import TensorSpec
 
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
 """Starts a pass over all full tensors, in the same order each time. Collective among the trainer ranks."""
-
-HOST = "127.0.0.1"
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +40,7 @@ class CollectivePublisher:
     def __init__(self, broadcasts: Path, config: CollectiveConfig, device: torch.device) -> None:
         self.broadcasts, self.config, self.device = broadcasts, config, device
         self.session = uuid.uuid4().hex[:12]
-        self._meeting = Meeting(HOST, config.timeout)
+        self._meeting = Meeting(bind_address(), config.timeout)
         self._group: Group | None = None
         broadcasts.mkdir(parents=True, exist_ok=True)
 
@@ -120,6 +118,7 @@ class Broadcast:
             self._group.broadcast(buffer)
             for tensor, offset in bucket:
                 yield tensor.name, _view(buffer, tensor, offset)
+        self._group.settle()
 
 
 def drain(source: Broadcast) -> None:
@@ -136,6 +135,7 @@ def _send(group: Group, offer: Offer, tensors: Iterator[tuple[str, Tensor]]) -> 
             assert (name, tuple(tensor.shape)) == (offered.name, offered.shape), "the passes differ in order"
             _view(buffer, offered, offset).copy_(tensor.detach())
         group.broadcast(buffer)
+    group.settle()
     assert next(tensors, None) is None, "the second pass has more tensors than the first"
 
 

@@ -56,7 +56,7 @@ def worker(broadcasts: Path, device: torch.device) -> list[dict]:
         received = {name: tensor.to(device, copy=True) for name, tensor in source.tensors()}
         where = {str(tensor.device) for tensor in received.values()}
         seen.append({"print": fingerprint(received.items()), "where": sorted(where)})
-    seen[-1]["backend"] = type(group.process_group).__name__
+    seen[-1]["backend"] = group.backend
     return seen
 
 

@@ -1,4 +1,4 @@
-"""Weights on GPUs: proofs equal those of CPUs, broadcasts over NCCL between two GPUs and gloo on one.
+"""Weights on GPUs: proofs equal those of CPUs, broadcasts over NCCL between two GPUs, in shared memory on one.
 
 NCCL_NVLS_ENABLE=0 python -m pytest -m gpu tests/gpu/test_gpu_sync.py
 """
@@ -95,12 +95,14 @@ def broadcast(tmp_path: Path, gpus: tuple[int, int]) -> tuple[list[dict], list[d
 def test_two_gpus_broadcast_over_nccl(tmp_path):
     sent, received = broadcast(tmp_path, (0, 1))
     assert [seen["print"] for seen in received] == [seen["print"] for seen in sent]
-    assert received[-1]["backend"] == "ProcessGroupNCCL"
+    assert received[-1]["backend"] == "nccl"
     assert all(seen["where"] == ["cuda:1"] for seen in received)
     assert len({seen["print"] for seen in sent}) == gpu_sync_rank.ROUNDS
 
 
-def test_two_processes_of_one_gpu_fall_back_to_gloo(tmp_path):
+def test_two_processes_of_one_gpu_share_its_memory(tmp_path):
     sent, received = broadcast(tmp_path, (0, 0))
     assert [seen["print"] for seen in received] == [seen["print"] for seen in sent]
-    assert received[-1]["backend"] == "ProcessGroupGloo"
+    assert received[-1]["backend"] == "shared_gpu"
+    assert all(seen["where"] == ["cuda:0"] for seen in received)
+    assert len({seen["print"] for seen in sent}) == gpu_sync_rank.ROUNDS

@@ -15,6 +15,8 @@ import pytest
 import yaml
 from slurm_runs import steps
 
+from prl.run_dir import BIND_VAR
+
 pytestmark = pytest.mark.slurm
 
 SMALL = ["rollout.batch_size=8", "rollout.group_size=4", "log.display=plain", "tracking=none"]
@@ -47,7 +49,7 @@ def test_a_run_on_one_node_is_waited_for_and_is_what_the_dry_run_said(
 def test_three_nodes_have_their_roles_and_a_dead_one_ends_all(
     cluster: Any, submitted: Callable[..., str]
 ) -> None:
-    words = [*SMALL, "max_steps=100000", "cluster=slurm", *THREE, "run.name=three"]
+    words = [*SMALL, "sync=collective", "max_steps=100000", "cluster=slurm", *THREE, "run.name=three"]
     job, run = submitted(cluster.prl(*words)), cluster.place / "outputs" / "three"
     cluster.wait(lambda: len(steps(run)) >= 2 or not cluster.queue(job))
     assert cluster.queue(job) == "RUNNING", logs(run)
@@ -68,6 +70,8 @@ def test_three_nodes_have_their_roles_and_a_dead_one_ends_all(
     ]
     assert {env["MASTER_ADDR"] for env in ranks} == {"n2"} and len({env["MASTER_PORT"] for env in ranks}) == 1
     assert all(env["CUDA_VISIBLE_DEVICES"] in ("0", "1") for env in ranks)
+    offers = [json.loads(file.read_text()) for file in run.glob("broadcasts/*/collective.json")]
+    assert {offer["host"] for offer in offers} == {ranks[0][BIND_VAR]}, "where engines of other nodes reach it"
     everybody = cluster.processes(str(run))
     roles["trainer/1"].send_signal(signal.SIGKILL)
     assert cluster.ended(job) == "FAILED"

@@ -1,6 +1,7 @@
 """Broadcasts: what is offered, who meets, and that every worker holds the trainer's bits."""
 
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 from prl.config.serving import CollectiveConfig, SyncConfig
+from prl.run_dir import BIND_VAR
 from prl.sync.collective import Broadcast, CollectivePublisher, drain
 from prl.sync.fingerprint import fingerprint
-from prl.sync.group import BACKEND, WORLD, choose_backend, device_identity, join
+from prl.sync.group import BACKEND, WORLD, Meeting, choose_backend, device_identity, join
 from prl.sync.offer import ALIGNMENT, Offer, OfferedTensor, bucket_size, read_offer, write_offer
 from prl.sync.publishers import make_publisher
 from prl.sync.versions import newest_version, read_version
@@ -79,6 +81,50 @@ def test_every_worker_receives_every_version_bit_for_bit(tmp_path, workers, buck
             assert all(torch.equal(received[version][n], t) for n, t in weights(version).items())
 
 
+def test_a_version_that_nobody_received_yet_is_not_overtaken(tmp_path):
+    """Buffers this small are gone before a worker asks for them; the next offer would replace this one."""
+    sender = publisher(tmp_path, bucket_bytes=10**6)
+
+    def publish(version):
+        return sender.publish(version, lambda: iter(weights(version).items()))
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(publish, 0)
+        _, offer = offered(sender.broadcasts, 0)
+        joining = pool.submit(join, offer.host, offer.port, offer.session, 2, 2, 30.0, CPU)
+        group = join(offer.host, offer.port, offer.session, 1, 2, 30.0, CPU)
+        drain(Broadcast(sender.broadcasts / "step_0", offer, group))
+        threading.Event().wait(0.3)
+        assert not first.done(), "the second worker has not taken part"
+        drain(Broadcast(sender.broadcasts / "step_0", offer, joining.result(30)))
+        assert first.result(30).version == 0
+
+
+def test_a_worker_that_never_takes_part_is_waited_for_in_vain(tmp_path):
+    sender = publisher(tmp_path, timeout=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(sender.publish, 0, lambda: iter(weights(0).items()))
+        _, offer = offered(sender.broadcasts, 0)
+        group = join(offer.host, offer.port, offer.session, 1, 1, 30.0, CPU)
+        with pytest.raises(RuntimeError, match="(?i)time"):
+            first.result(60)
+    assert group.backend == "gloo"
+
+
+def test_they_meet_where_this_process_is_reached_and_nowhere_else(tmp_path, monkeypatch):
+    alone = Meeting("127.0.0.1", 5.0)
+    socket.create_connection(("127.0.0.1", alone.port), 5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", alone.port), 5)
+    monkeypatch.setenv(BIND_VAR, "127.0.0.2")  # as in a job of several nodes
+    sender = publisher(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(worker, sender.broadcasts, 1, 1, [0])
+        sender.publish(0, lambda: iter(weights(0).items()))
+        end.result(60)
+    assert read_offer(sender.broadcasts / "step_0").host == "127.0.0.2"
+
+
 def test_offers_are_small_files_of_which_the_newest_are_kept(tmp_path):
     sender = publisher(tmp_path, keep=2)
     with ThreadPoolExecutor(1) as pool:
@@ -138,13 +184,14 @@ def test_two_passes_that_differ_are_found(tmp_path):
     [
         ("cuda:a:0", ["cuda:a:1"], "nccl"),
         ("cuda:a:0", ["cuda:b:0", "cuda:b:1"], "nccl"),
-        ("cuda:a:0", ["cuda:a:0"], "gloo"),
+        ("cuda:a:0", ["cuda:a:0"], "shared_gpu"),
+        ("cuda:a:0", ["cuda:a:0", "cuda:a:0"], "shared_gpu"),
         ("cuda:a:0", ["cuda:a:1", "cuda:a:1"], "gloo"),
         ("cpu", ["cpu"], "gloo"),
         ("cuda:a:0", ["cpu"], "gloo"),
     ],
 )
-def test_nccl_only_where_everyone_has_a_gpu_of_their_own(trainer, workers, backend):
+def test_the_way_of_the_bytes_follows_from_the_devices(trainer, workers, backend):
     assert choose_backend(trainer, workers) == backend
 
 
