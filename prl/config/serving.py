@@ -86,8 +86,8 @@ class SyncConfig:
 
 @dataclass
 class CollectiveConfig(SyncConfig):
-    """Weights go from the trainer's memory to the engines' by broadcast: NCCL between GPUs, on the card where all
-    share one, gloo else."""
+    """Weights go from the trainer's memory to the engines' by broadcast: NCCL between GPUs, on the card
+    where all share one, gloo else."""
 
     name: str = "collective"
     timeout: float = opt(

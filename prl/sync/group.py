@@ -43,7 +43,7 @@ class Member:
 
 
 class Group:
-    """The group, as one member sees it. `device` is where buffers must be: CPU under gloo, a GPU otherwise."""
+    """The group, as one member sees it. `device` is where buffers must be: CPU under gloo, else a GPU."""
 
     def __init__(self, member: Member, backend: str) -> None:
         self.backend = backend
@@ -110,8 +110,8 @@ def join(
 
 
 def choose_backend(trainer: str, workers: list[str]) -> str:
-    """NCCL where every member has a GPU of its own (it cannot have two ranks on one), shared memory of the GPU
-    where all have the same, else gloo."""
+    """NCCL where every member has a GPU of its own (it cannot have two ranks on one), memory of the GPU where
+    all have the same, else gloo."""
     devices = [trainer, *workers]
     if not all(device.startswith("cuda:") for device in devices):
         return "gloo"

@@ -1,4 +1,4 @@
-"""Weights on GPUs: proofs equal those of CPUs, broadcasts over NCCL between two GPUs, in shared memory on one.
+"""Weights on GPUs: proofs equal those of CPUs, broadcasts over NCCL between two GPUs, in memory of one.
 
 NCCL_NVLS_ENABLE=0 python -m pytest -m gpu tests/gpu/test_gpu_sync.py
 """

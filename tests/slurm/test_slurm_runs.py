@@ -71,7 +71,7 @@ def test_three_nodes_have_their_roles_and_a_dead_one_ends_all(
     assert {env["MASTER_ADDR"] for env in ranks} == {"n2"} and len({env["MASTER_PORT"] for env in ranks}) == 1
     assert all(env["CUDA_VISIBLE_DEVICES"] in ("0", "1") for env in ranks)
     offers = [json.loads(file.read_text()) for file in run.glob("broadcasts/*/collective.json")]
-    assert {offer["host"] for offer in offers} == {ranks[0][BIND_VAR]}, "where engines of other nodes reach it"
+    assert {offer["host"] for offer in offers} == {ranks[0][BIND_VAR]}, "other nodes must reach it"
     everybody = cluster.processes(str(run))
     roles["trainer/1"].send_signal(signal.SIGKILL)
     assert cluster.ended(job) == "FAILED"

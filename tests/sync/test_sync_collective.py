@@ -106,7 +106,7 @@ def test_a_worker_that_never_takes_part_is_waited_for_in_vain(tmp_path):
         first = pool.submit(sender.publish, 0, lambda: iter(weights(0).items()))
         _, offer = offered(sender.broadcasts, 0)
         group = join(offer.host, offer.port, offer.session, 1, 1, 30.0, CPU)
-        with pytest.raises(RuntimeError, match="(?i)time"):
+        with pytest.raises(RuntimeError, match=r"(?i)time"):
             first.result(60)
     assert group.backend == "gloo"
 
