@@ -136,9 +136,9 @@ async def _run(
         answer = await admin.update_weights(found.path, version)
         await admin.resume()
         ended = time.perf_counter()
-        await sending
-        if answer["fingerprint"] != found.fingerprint:
-            raise RuntimeError(f"{url} serves {answer['fingerprint']}, published was {found.fingerprint}")
+        published = await sending
+        if answer["fingerprint"] != published.fingerprint:
+            raise RuntimeError(f"{url} serves {answer['fingerprint']}, published was {published.fingerprint}")
         timings.append((ended - started, ended - paused))
     await admin.aclose()
     return timings[1:]

@@ -33,7 +33,7 @@ from prl.orchestrator.watcher import Watcher
 from prl.orchestrator.wire import encode_shipment
 from prl.records import Trace, TrainSample
 from prl.run_dir import RunDir
-from prl.sync.versions import next_version
+from prl.sync.versions import awaited_fingerprint, next_version
 from prl.tracking.stream import MetricStream
 
 
@@ -85,6 +85,7 @@ def assemble(
         newest=lambda: next_version(run.broadcasts, line.version, evals.is_due),
         announce=dispatcher.cancel_stale,
         report=metrics.log,
+        proof=lambda published: awaited_fingerprint(published, config.sync.timeout),
         held=lambda: config.eval.pin_version and not evals.idle,
         applied=evals.trigger,
     )

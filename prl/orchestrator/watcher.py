@@ -33,9 +33,10 @@ class Engine(Protocol):
 class Watcher:
     """Polls for published versions and applies each newest one.
 
-    `newest()` gives the newest complete version (blocking; it runs in a thread). `announce()` is called when
-    a version is about to be applied, before any engine pauses; while `held()`, none is. `applied(version)`
-    follows each. `report(values, version)` gets `sync/*`.
+    `newest()` gives the newest complete version, `proof(version)` the fingerprint that the trainer found
+    (blocking; they run in a thread). `announce()` is called when a version is about to be applied, before any
+    engine pauses; while `held()`, none is. `applied(version)` follows each. `report(values, version)` gets
+    `sync/*`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Watcher:
         newest: Callable[[], WeightVersion | None],
         announce: Callable[[], object],
         report: Callable[[Mapping[str, float], int], object],
+        proof: Callable[[WeightVersion], str] = lambda published: published.fingerprint,
         held: Callable[[], bool] = lambda: False,
         applied: Callable[[int], object] = lambda version: None,
         offload: Callable[..., Awaitable[Any]] = asyncio.to_thread,
@@ -55,6 +57,7 @@ class Watcher:
         self._newest = newest
         self._announce = announce
         self._report = report
+        self._proof = proof
         self._held = held
         self._applied = applied
         self._offload = offload
@@ -118,19 +121,20 @@ class Watcher:
             answers = await self._all(
                 engine.update_weights(published.path, published.version) for engine in self._engines
             )
+            expected = await self._offload(self._proof, published)
             for engine, answer in zip(self._engines, answers, strict=True):
-                self._prove(engine, answer, published)
+                self._prove(engine, answer, published.version, expected)
         finally:
             await self._all(engine.resume() for engine in self._engines)
         return clock() - start
 
-    def _prove(self, engine: Engine, answer: Mapping[str, Any], published: WeightVersion) -> None:
+    def _prove(self, engine: Engine, answer: Mapping[str, Any], version: int, expected: str) -> None:
         served = (answer.get("version"), answer.get("fingerprint"))
-        if served != (published.version, published.fingerprint):
-            self._report({"sync/fingerprint_ok": 0.0}, published.version)
+        if served != (version, expected):
+            self._report({"sync/fingerprint_ok": 0.0}, version)
             raise RuntimeError(
                 f"{engine} serves v{served[0]} with fingerprint {served[1]}, the trainer published "
-                f"v{published.version} with fingerprint {published.fingerprint}: not the same weights"
+                f"v{version} with fingerprint {expected}: not the same weights"
             )
 
     async def _all(self, calls: Any) -> list[Any]:

@@ -1,18 +1,19 @@
 """Weights by broadcast: from the trainer's memory to every engine worker's, in buckets, without files.
 
-The trainer offers a version (a marker that the orchestrator sees, with its fingerprint), then sends. The
-orchestrator has the engines join the group once, pauses them, and asks each to receive. A broadcast that
-failed is never repeated: the group's members would no longer agree on what comes next.
+The trainer offers a version (a marker that the orchestrator sees), then sends. The orchestrator has the
+engines join the group once, pauses them, and asks each to receive. What is sent is hashed as it leaves; the
+fingerprint joins the marker when the last byte is out. A broadcast that failed is never repeated: the group's
+members would no longer agree on what comes next.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class CollectivePublisher:
         self.session = uuid.uuid4().hex[:12]
         self._meeting = Meeting(bind_address(), config.timeout)
         self._group: Group | None = None
+        self._known: dict[bool, tuple[OfferedTensor, ...]] = {}
         broadcasts.mkdir(parents=True, exist_ok=True)
 
     def publish(
@@ -49,44 +51,42 @@ class CollectivePublisher:
     ) -> WeightVersion:
         """Offer a version and block until every worker has received it.
 
-        Makes two passes over `tensors`: the fingerprint must be known before anyone is asked to prove it.
-        With `adapter` (the content of adapter_config.json) they are an adapter's. Raises DistStoreError when
-        no engine joins within `sync.timeout`, RuntimeError when a broadcast fails.
+        One pass over `tensors`; at the first version one more, for their names and shapes, which stay. With
+        `adapter` (the content of adapter_config.json) they are an adapter's. Raises DistStoreError when no
+        engine joins within `sync.timeout`, RuntimeError when a broadcast fails.
         """
-        offer, record = self._describe(version, tensors, adapter)
-        directory = Path(record.path)
+        offer = self._offer(version, tensors, adapter)
+        directory = self.broadcasts / f"step_{version}"
+        num_bytes = sum(tensor.num_bytes for tensor in offer.tensors)
+        record = WeightVersion(version, str(directory), self.config.fingerprint, num_bytes)
         directory.mkdir(exist_ok=True)
         write_offer(directory, offer)
-        write_atomic(directory / MARKER, json.dumps(dataclasses.asdict(record)))
+        _mark(record)
         if self._group is None:
             self._group = self._meeting.gather(self.session, self.device)
-        _send(self._group, offer, tensors())
+        prints = Fingerprinter(self.config.fingerprint)
+        _send(self._group, offer, tensors(), prints)
+        record = replace(record, fingerprint=prints.result())
+        _mark(record)
+        self._group.settle()
         self._retain(version)
         return record
 
-    def _describe(
-        self, version: int, tensors: Tensors, adapter: Mapping[str, Any] | None
-    ) -> tuple[Offer, WeightVersion]:
-        prints = Fingerprinter(self.config.fingerprint)
-        offered = []
-        for name, tensor in tensors():
-            prints.add(name, tensor)
-            offered.append(OfferedTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
-        if not offered:
+    def _offer(self, version: int, tensors: Tensors, adapter: Mapping[str, Any] | None) -> Offer:
+        kind = adapter is not None
+        if kind not in self._known:
+            self._known[kind] = tuple(_described(*named) for named in tensors())
+        if not self._known[kind]:
             raise ValueError(f"version {version} holds no weights")
-        config = self.config
-        offer = Offer(
+        return Offer(
             session=self.session,
             host=self._meeting.host,
             port=self._meeting.port,
-            timeout=config.timeout,
-            bucket_bytes=config.bucket_bytes,
-            tensors=tuple(offered),
+            timeout=self.config.timeout,
+            bucket_bytes=self.config.bucket_bytes,
+            tensors=self._known[kind],
             adapter=None if adapter is None else dict(adapter),
         )
-        directory = self.broadcasts / f"step_{version}"
-        num_bytes = sum(tensor.num_bytes for tensor in offered)
-        return offer, WeightVersion(version, str(directory), prints.result(), num_bytes)
 
     def _retain(self, newest: int) -> None:
         """Offers are small; the newest few tell what happened, as with files."""
@@ -127,16 +127,24 @@ def drain(source: Broadcast) -> None:
         pass
 
 
-def _send(group: Group, offer: Offer, tensors: Iterator[tuple[str, Tensor]]) -> None:
+def _described(name: str, tensor: Tensor) -> OfferedTensor:
+    return OfferedTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _mark(record: WeightVersion) -> None:
+    write_atomic(Path(record.path) / MARKER, json.dumps(asdict(record)))
+
+
+def _send(group: Group, offer: Offer, tensors: Iterator[tuple[str, Tensor]], prints: Fingerprinter) -> None:
     for bucket in offer.buckets():
         buffer = torch.empty(bucket_size(bucket), dtype=torch.uint8, device=group.device)
         for offered, offset in bucket:
-            name, tensor = next(tensors)
-            assert (name, tuple(tensor.shape)) == (offered.name, offered.shape), "the passes differ in order"
+            name, tensor = next(tensors, ("", buffer))
+            assert _described(name, tensor) == offered, "this pass differs from the first"
+            prints.add(name, tensor)
             _view(buffer, offered, offset).copy_(tensor.detach())
         group.broadcast(buffer)
-    group.settle()
-    assert next(tensors, None) is None, "the second pass has more tensors than the first"
+    assert next(tensors, None) is None, "this pass has more tensors than the first"
 
 
 def _view(buffer: Tensor, tensor: OfferedTensor, offset: int) -> Tensor:

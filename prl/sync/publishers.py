@@ -34,7 +34,7 @@ def make_publisher(broadcasts: Path, config: SyncConfig, rank: int, device: torc
     """The publisher of a trainer rank; `device` is the one it trains on."""
     collective = isinstance(config, CollectiveConfig)
     if rank != 0:
-        return _Follower(passes=2 if collective else 1)
+        return _Follower(looks_first=collective)
     if isinstance(config, CollectiveConfig):
         return CollectivePublisher(broadcasts, config, device)
     return _ThroughFiles(FilesystemPublisher(broadcasts, config))
@@ -51,12 +51,16 @@ class _ThroughFiles:
 
 
 class _Follower:
-    """A rank that only takes part in gathering."""
+    """A rank that only takes part in gathering. `looks_first`: as rank 0 of a broadcast does, at the first
+    version of each kind."""
 
-    def __init__(self, passes: int) -> None:
-        self._passes = passes
+    def __init__(self, looks_first: bool) -> None:
+        self._looks_first = looks_first
+        self._known: set[bool] = set()
 
     def publish(self, version: int, tensors: Tensors, adapter: Mapping[str, Any] | None = None) -> None:
-        for _ in range(self._passes):
+        first = self._looks_first and (adapter is not None) not in self._known
+        self._known.add(adapter is not None)
+        for _ in range(1 + first):
             for _ in tensors():
                 pass

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prl.records import WeightVersion
 
 MARKER = "COMPLETE.json"
+POLL_SECONDS = 0.001
 _STEP = re.compile(r"step_(\d+)$")
 
 
@@ -35,6 +37,21 @@ def read_version(broadcasts: Path, version: int) -> WeightVersion:
     directory = broadcasts / f"step_{version}"
     fields = json.loads((directory / MARKER).read_text())
     return WeightVersion(**{**fields, "path": str(directory)})
+
+
+def awaited_fingerprint(published: WeightVersion, timeout: float) -> str:
+    """The fingerprint of a version. That of a broadcast joins its marker when the last bytes have left the
+    trainer: waits for it (blocking), and raises TimeoutError after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    directory = Path(published.path)
+    while ":" not in published.fingerprint:
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"the trainer did not say within {timeout:g} s what v{published.version} holds"
+            )
+        time.sleep(POLL_SECONDS)
+        published = read_version(directory.parent, published.version)
+    return published.fingerprint
 
 
 def published_mode(directory: Path) -> str | None:

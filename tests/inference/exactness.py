@@ -112,7 +112,6 @@ async def _gaps(
                 asyncio.to_thread(publisher.publish, version, policy.tensors, policy.adapter)
             )
             await _apply(admin, broadcasts, version, sending)
-            await sending
             gaps.append(await _gap(session, base_url, model, policy, prompts, version))
     return gaps
 
@@ -127,8 +126,8 @@ async def _apply(admin: EngineAdmin, broadcasts: Path, version: int, sending: as
     await admin.pause()
     answer = await admin.update_weights(found.path, version)
     await admin.resume()
-    served = (answer["version"], answer["fingerprint"])
-    assert served == (version, found.fingerprint), f"{served} is served, {found} was published"
+    served, published = (answer["version"], answer["fingerprint"]), await sending
+    assert served == (version, published.fingerprint), f"{served} is served, {published} was published"
 
 
 async def _gap(session, base_url, model, policy, prompts, version) -> float:

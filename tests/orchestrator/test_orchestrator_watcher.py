@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,18 @@ def test_the_newest_version_is_applied_and_others_skipped() -> None:
     assert version == 3 and values["sync/fingerprint_ok"] == 1.0
     assert values["sync/seconds"] == pytest.approx(0.1)
     assert values["sync/bytes_per_second"] == pytest.approx(10_000)
+
+
+def test_the_proof_of_a_broadcast_is_asked_for_when_all_engines_have_it() -> None:
+    async def scenario() -> None:
+        it = Bench()
+        offered = replace(published(1), fingerprint="sampled")
+        it.watcher._proof = lambda version: it.log.append(("proof", version)) or "print-1"
+        await it.watcher.apply(offered)
+        assert it.log == [("announce", 0, True), ("proof", offered)]
+        assert it.routes() == ["pause", "update", "resume"] and it.line.version == 1
+
+    run_virtual(scenario())
 
 
 def test_another_fingerprint_is_fatal_and_names_both() -> None:

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from prl.sync.fingerprint import fingerprint
 from prl.sync.group import BACKEND, WORLD, Meeting, choose_backend, device_identity, join
 from prl.sync.offer import ALIGNMENT, Offer, OfferedTensor, bucket_size, read_offer, write_offer
 from prl.sync.publishers import make_publisher
-from prl.sync.versions import newest_version, read_version
+from prl.sync.versions import awaited_fingerprint, newest_version, published_mode, read_version
 
 CPU = torch.device("cpu")
 
@@ -44,7 +45,7 @@ def offered(broadcasts, version):
     raise AssertionError(f"v{version} was never offered")
 
 
-def worker(broadcasts, rank, workers, versions):
+def worker(broadcasts, rank, workers, versions, mode="full"):
     """An engine worker: joins at the first offer, then receives each version; name -> tensor of each."""
     group, received = None, []
     for version in versions:
@@ -53,7 +54,7 @@ def worker(broadcasts, rank, workers, versions):
             group = join(offer.host, offer.port, offer.session, rank, workers, 30.0, CPU)
         source = Broadcast(broadcasts / f"step_{version}", offer, group)
         tensors = {name: tensor.clone() for name, tensor in source.tensors()}
-        assert fingerprint(tensors.items(), "full") == found.fingerprint
+        assert fingerprint(tensors.items(), mode) == awaited_fingerprint(found, 30.0)
         assert {name: spec.shape for name, spec in source.specs().items()} == {
             name: tuple(tensor.shape) for name, tensor in tensors.items()
         }
@@ -175,8 +176,31 @@ def test_two_passes_that_differ_are_found(tmp_path):
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(take)
-        with pytest.raises(AssertionError, match="differ in order"):
+        with pytest.raises(AssertionError, match="differs from the first"):
             sender.publish(0, lambda: iter(next(passes)))
+
+
+def test_one_pass_a_version_but_the_first_and_the_fingerprint_joins_when_all_is_sent(tmp_path):
+    """Under ZeRO 3 each pass gathers the whole model."""
+    sender, passes = publisher(tmp_path, fingerprint="sampled"), []
+
+    def tensors(version):
+        passes.append(version)
+        for number, named in enumerate(weights(version).items()):
+            if number == 3 and passes.count(version) == 1 + (version == 0):
+                offer = read_version(sender.broadcasts, version)
+                assert offer.fingerprint == published_mode(Path(offer.path)) == "sampled"
+                with pytest.raises(TimeoutError, match=f"what v{version} holds"):
+                    awaited_fingerprint(offer, 0.01)
+            yield named
+
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(worker, sender.broadcasts, 1, 1, range(3), "sampled")
+        records = [sender.publish(version, lambda v=version: tensors(v)) for version in range(3)]
+        end.result(60)
+    assert passes == [0, 0, 1, 2]
+    assert [record.fingerprint for record in records] == [fingerprint(weights(v).items()) for v in range(3)]
+    assert read_version(sender.broadcasts, 2) == records[2]
 
 
 @pytest.mark.parametrize(
@@ -227,15 +251,19 @@ def test_an_offer_is_read_as_it_was_written(tmp_path):
 
 
 def test_followers_make_the_passes_that_rank_0_makes(tmp_path):
-    for config, passes in ((SyncConfig(), 1), (CollectiveConfig(), 2)):
+    for config, passes in ((SyncConfig(), [1, 1, 1, 1]), (CollectiveConfig(), [2, 1, 2, 1])):
         counted = []
 
         def tensors(counted=counted):
             counted.append("pass")
             yield from weights(0).items()
 
-        assert make_publisher(tmp_path, config, 1, CPU).publish(0, tensors) is None
-        assert len(counted) == passes
+        follower, seen = make_publisher(tmp_path, config, 1, CPU), []
+        for version, adapter in enumerate([None, None, {"r": 4}, {"r": 4}]):
+            counted.clear()
+            assert follower.publish(version, tensors, adapter) is None
+            seen.append(len(counted))
+        assert seen == passes
 
 
 def test_rank_0_publishes_files_or_broadcasts_as_configured(tmp_path):
