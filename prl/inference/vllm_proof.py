@@ -16,7 +16,9 @@ from torch import Tensor
 
 from prl.inference.vllm_adapter_layout import AdapterLayout
 from prl.inference.vllm_layout import Block, Layout
+from prl.sync.bucket import covered_in
 from prl.sync.fingerprint import Fingerprinter, covered, covered_copy, covered_positions
+from prl.sync.offer import Bucket
 
 
 class Received:
@@ -33,11 +35,21 @@ class Received:
             if name in self.shapes:
                 raise ValueError(f"{name}: two tensors of this name in one set of weights")
             self.shapes[name] = tuple(tensor.shape)
-            if self.mode == "full":
-                self.values[name] = covered(tensor, self.mode).to("cpu", copy=True)
-            else:
-                self.values[name] = covered_copy(tensor, self.mode)
+            if name not in self.values:
+                self.values[name] = self._read(tensor)
             yield name, tensor
+
+    def take(self, bucket: Bucket, buffer: Tensor) -> None:
+        """The covered elements of a broadcast's bucket, before its tensors pass: faster than one by one."""
+        found = covered_in(bucket, buffer, self.mode)
+        if self.mode == "full":
+            found = {name: values.to("cpu", copy=True) for name, values in found.items()}
+        self.values |= found
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        if self.mode == "full":
+            return covered(tensor, self.mode).to("cpu", copy=True)
+        return covered_copy(tensor, self.mode)
 
 
 @dataclass

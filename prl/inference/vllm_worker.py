@@ -55,7 +55,8 @@ class WorkerExtension:
         received = Received(mode)
         source = self._prl_source(Path(weight_dir))
         shapes = {name: spec.shape for name, spec in source.specs().items()}
-        tensors = received.watch(source.tensors())
+        arriving = source.tensors(received.take) if isinstance(source, Broadcast) else source.tensors()
+        tensors = received.watch(arriving)
         writer = self.prl_writer if self.prl_writer and self.prl_writer.takes(shapes) else None
         if writer:
             writer.write(tensors)

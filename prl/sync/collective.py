@@ -23,9 +23,10 @@ from torch import Tensor
 from prl.config.serving import CollectiveConfig
 from prl.records import WeightVersion
 from prl.run_dir import bind_address, write_atomic
+from prl.sync.bucket import covered_in, view_of
 from prl.sync.fingerprint import Fingerprinter
 from prl.sync.group import Group, Meeting
-from prl.sync.offer import Offer, OfferedTensor, bucket_size, write_offer
+from prl.sync.offer import Bucket, Offer, OfferedTensor, bucket_size, write_offer
 from prl.sync.versions import MARKER, versions_on_disk
 from prl.sync.weight_files import TensorSpec
 
@@ -43,7 +44,7 @@ class CollectivePublisher:
         self.session = uuid.uuid4().hex[:12]
         self._meeting = Meeting(bind_address(), config.timeout)
         self._group: Group | None = None
-        self._known: dict[bool, tuple[OfferedTensor, ...]] = {}
+        self._offers: dict[bool, Offer] = {}
         broadcasts.mkdir(parents=True, exist_ok=True)
 
     def publish(
@@ -73,10 +74,17 @@ class CollectivePublisher:
         return record
 
     def _offer(self, version: int, tensors: Tensors, adapter: Mapping[str, Any] | None) -> Offer:
-        kind = adapter is not None
-        if kind not in self._known:
-            self._known[kind] = tuple(_described(*named) for named in tensors())
-        if not self._known[kind]:
+        config = None if adapter is None else dict(adapter)
+        kind = config is not None
+        if kind not in self._offers:
+            self._offers[kind] = self._new_offer(version, tensors, config)
+        elif self._offers[kind].adapter != config:
+            self._offers[kind] = replace(self._offers[kind], adapter=config)
+        return self._offers[kind]
+
+    def _new_offer(self, version: int, tensors: Tensors, adapter: dict[str, Any] | None) -> Offer:
+        described = tuple(_described(*named) for named in tensors())
+        if not described:
             raise ValueError(f"version {version} holds no weights")
         return Offer(
             session=self.session,
@@ -84,8 +92,8 @@ class CollectivePublisher:
             port=self._meeting.port,
             timeout=self.config.timeout,
             bucket_bytes=self.config.bucket_bytes,
-            tensors=self._known[kind],
-            adapter=None if adapter is None else dict(adapter),
+            tensors=described,
+            adapter=adapter,
         )
 
     def _retain(self, newest: int) -> None:
@@ -108,16 +116,20 @@ class Broadcast:
             for tensor in self.offer.tensors
         }
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(
+        self, watch: Callable[[Bucket, Tensor], object] = lambda bucket, buffer: None
+    ) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor on the group's device) of every tensor, one bucket in memory at a time.
 
         Must be exhausted: the sender waits for every worker. A tensor is valid until its bucket's end.
+        `watch(bucket, buffer)` sees each bucket before its tensors come.
         """
-        for bucket in self.offer.buckets():
+        for bucket in self.offer.buckets:
             buffer = torch.empty(bucket_size(bucket), dtype=torch.uint8, device=self._group.device)
             self._group.broadcast(buffer)
+            watch(bucket, buffer)
             for tensor, offset in bucket:
-                yield tensor.name, _view(buffer, tensor, offset)
+                yield tensor.name, view_of(buffer, tensor, offset)
         self._group.settle()
 
 
@@ -136,17 +148,14 @@ def _mark(record: WeightVersion) -> None:
 
 
 def _send(group: Group, offer: Offer, tensors: Iterator[tuple[str, Tensor]], prints: Fingerprinter) -> None:
-    for bucket in offer.buckets():
+    for bucket in offer.buckets:
         buffer = torch.empty(bucket_size(bucket), dtype=torch.uint8, device=group.device)
         for offered, offset in bucket:
             name, tensor = next(tensors, ("", buffer))
             assert _described(name, tensor) == offered, "this pass differs from the first"
-            prints.add(name, tensor)
-            _view(buffer, offered, offset).copy_(tensor.detach())
+            view_of(buffer, offered, offset).copy_(tensor.detach())
+        values = covered_in(bucket, buffer, prints.mode)
+        for offered, _ in bucket:
+            prints.add_covered(offered.name, offered.shape, values[offered.name])
         group.broadcast(buffer)
     assert next(tensors, None) is None, "this pass has more tensors than the first"
-
-
-def _view(buffer: Tensor, tensor: OfferedTensor, offset: int) -> Tensor:
-    flat = buffer[offset : offset + tensor.num_bytes].view(getattr(torch, tensor.dtype))
-    return flat.view(tensor.shape)

@@ -29,7 +29,7 @@ class Fingerprinter:
     def __init__(self, mode: str = "sampled") -> None:
         if mode not in MODES:
             raise ValueError(f"fingerprint mode {mode!r}: must be one of {', '.join(MODES)}")
-        self._mode = mode
+        self.mode = mode
         self._digests: dict[str, bytes] = {}
         self._headers: dict[str, bytes] = {}
         self._on_device: dict[str, Tensor] = {}
@@ -37,7 +37,7 @@ class Fingerprinter:
     def add(self, name: str, tensor: Tensor) -> None:
         """Take a tensor (any shape, dtype and device) into account. Raises ValueError on a second `name`."""
         take = covered_copy if self._stays(tensor) else covered
-        self.add_covered(name, tuple(tensor.shape), take(tensor, self._mode))
+        self.add_covered(name, tuple(tensor.shape), take(tensor, self.mode))
 
     def add_covered(self, name: str, shape: tuple[int, ...], covered_values: Tensor) -> None:
         """As `add` of a tensor of this `shape`, of which the covered elements were taken before.
@@ -46,12 +46,12 @@ class Fingerprinter:
         """
         if name in self._headers:
             raise ValueError(f"{name}: two tensors of this name in one set of weights")
-        self._headers[name] = f"{name}|{shape}|{covered_values.dtype}|".encode()
+        self._headers[name] = _header(name, shape, covered_values.dtype)
         values = covered_values.contiguous().view(torch.uint8)
         if self._stays(values):
             self._on_device[name] = values
         else:
-            self._digest(name, values.cpu())
+            self._digest(name, values if values.device.type == "cpu" else values.cpu())
 
     def result(self) -> str:
         """Fingerprint of everything added so far: 32 hexadecimal digits after the mode."""
@@ -64,16 +64,21 @@ class Fingerprinter:
         whole = hashlib.blake2b(digest_size=16)
         for name in sorted(self._digests):
             whole.update(self._digests[name])
-        return f"{self._mode}:{whole.hexdigest()}"
+        return f"{self.mode}:{whole.hexdigest()}"
 
     def _stays(self, tensor: Tensor) -> bool:
         """Whether its values are fetched in `result` only."""
-        return tensor.device.type == "cuda" and self._mode == "sampled"
+        return tensor.device.type == "cuda" and self.mode == "sampled"
 
     def _digest(self, name: str, values: Tensor) -> None:
         digest = hashlib.blake2b(self._headers[name], digest_size=16)
-        digest.update(values.numpy().tobytes())
+        digest.update(values.numpy())
         self._digests[name] = digest.digest()
+
+
+@functools.lru_cache(maxsize=4096)  # the same tensors come at every version
+def _header(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
+    return f"{name}|{shape}|{dtype}|".encode()
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]], mode: str = "sampled") -> str:

@@ -6,6 +6,7 @@ here needs torch: the orchestrator reads it to have the engines join.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -35,6 +36,10 @@ class OfferedTensor:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+Bucket = tuple[tuple[OfferedTensor, int], ...]
+"""Tensors and the byte at which each starts, in order."""
+
+
 @dataclass(frozen=True)
 class Offer:
     """One version in flight. `session` names the group of processes; engines join it once, at host:port.
@@ -50,36 +55,50 @@ class Offer:
     tensors: tuple[OfferedTensor, ...]
     adapter: dict[str, Any] | None
 
-    def buckets(self) -> Iterator[list[tuple[OfferedTensor, int]]]:
+    @functools.cached_property
+    def text(self) -> str:
+        """As it is written. A run offers the same tensors at every version, so this is made once."""
+        return json.dumps(asdict(self))
+
+    @functools.cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
         """Tensors with their offset in a bucket, in order; only a larger tensor exceeds `bucket_bytes`."""
+        return tuple(self._fill())
+
+    def _fill(self) -> Iterator[Bucket]:
         bucket: list[tuple[OfferedTensor, int]] = []
         size = 0
         for tensor in self.tensors:
             padded = -(-tensor.num_bytes // ALIGNMENT) * ALIGNMENT
             if bucket and size + padded > self.bucket_bytes:
-                yield bucket
+                yield tuple(bucket)
                 bucket, size = [], 0
             bucket.append((tensor, size))
             size += padded
         if bucket:
-            yield bucket
+            yield tuple(bucket)
 
 
-def bucket_size(bucket: list[tuple[OfferedTensor, int]]) -> int:
+def bucket_size(bucket: Bucket) -> int:
     """Bytes of a bucket, the padding of its last tensor left out."""
     last, offset = bucket[-1]
     return offset + last.num_bytes
 
 
 def write_offer(directory: Path, offer: Offer) -> None:
-    write_atomic(directory / OFFER_FILE, json.dumps(asdict(offer)))
+    write_atomic(directory / OFFER_FILE, offer.text)
 
 
 def read_offer(directory: Path) -> Offer | None:
     """The offer of a version; None when its weights are files."""
     try:
-        fields = json.loads((directory / OFFER_FILE).read_text())
+        return _parse((directory / OFFER_FILE).read_text())
     except FileNotFoundError:
         return None
+
+
+@functools.lru_cache(maxsize=2)  # as often read as versions are published, and the same each time
+def _parse(text: str) -> Offer:
+    fields = json.loads(text)
     tensors = tuple(OfferedTensor(t["name"], t["dtype"], tuple(t["shape"])) for t in fields.pop("tensors"))
     return Offer(**fields, tensors=tensors)

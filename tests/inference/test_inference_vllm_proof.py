@@ -8,7 +8,9 @@ from torch import nn
 from prl.inference.vllm_adapter_layout import AdapterLayout
 from prl.inference.vllm_layout import Layout
 from prl.inference.vllm_proof import Received, ServedProof, _Known, fetch
+from prl.sync.bucket import view_of
 from prl.sync.fingerprint import SAMPLES_PER_TENSOR, fingerprint
+from prl.sync.offer import Offer, OfferedTensor, bucket_size
 
 Q, K, GATE = (f"model.layers.0.{n}.weight" for n in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj"))
 EMBEDDING = "model.embed_tokens.weight"
@@ -222,6 +224,27 @@ def test_an_engine_of_another_type_is_compared_in_its_own():
     model.model.norm.weight[3] += 1
     found = proof(model, named)
     assert found["different"] == ["model.norm.weight"] and found["fingerprint"] != published(named)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", [False, True])
+def test_a_bucket_taken_at_once_proves_what_its_tensors_prove_one_by_one(mode, change):
+    named = stand_ins.weights()
+    model = stand_ins.model(named)
+    model.model.norm.weight[1] += change
+    described = tuple(OfferedTensor(name, "float32", tuple(t.shape)) for name, t in named.items())
+    received = Received(mode)
+    for bucket in Offer("s", "h", 1, 1.0, 5000, described, None).buckets:
+        buffer = torch.zeros(bucket_size(bucket), dtype=torch.uint8)
+        for tensor, offset in bucket:
+            view_of(buffer, tensor, offset).copy_(named[tensor.name])
+        received.take(bucket, buffer)
+        passing = [(tensor.name, view_of(buffer, tensor, offset)) for tensor, offset in bucket]
+        assert len(list(received.watch(iter(passing)))) == len(bucket)
+        buffer.zero_()  # as another bucket would
+    found = ServedProof(Layout(model, all_columns=mode == "full"), mode).result(received)
+    assert found == proof(model, named, mode)
+    assert found["different"] == (["model.norm.weight"] if change else [])
 
 
 def test_two_tensors_of_a_name_are_refused():

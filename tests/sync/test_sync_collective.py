@@ -231,7 +231,7 @@ def make_offer(tensors, bucket_bytes, **changes):
 
 def test_buckets_hold_whole_tensors_in_order_on_aligned_places():
     tensors = [OfferedTensor(str(i), "bfloat16", (n,)) for i, n in enumerate([3, 8, 1, 100, 5])]
-    buckets = list(make_offer(tensors, 64).buckets())
+    buckets = make_offer(tensors, 64).buckets
     assert [tensor.name for bucket in buckets for tensor, _ in bucket] == ["0", "1", "2", "3", "4"]
     assert [len(bucket) for bucket in buckets] == [3, 1, 1]
     for bucket in buckets:
