@@ -152,6 +152,7 @@ def test_activations_shrink_with_recomputation_and_grow_with_rows(rl, tmp_path: 
         (QWEN3_0_6B, 65536, "none", [], 88.7),
         (QWEN3_0_6B, 65536, "full", [], 17.6),
         (QWEN3_4B, 16384, "full", [], 73.1),
+        (QWEN3_4B, 16384, "selective", [], 98.4),
         (QWEN3_0_6B, 16384, "full", ["zero=2"], 14.7),
         (QWEN3_0_6B, 16384, "full", ["zero=1", "cluster.train_ranks=2"], 8.8),
         (QWEN3_0_6B, 16384, "full", ["zero=2", "cluster.train_ranks=2"], 10.2),
