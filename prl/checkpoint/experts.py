@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STACKED = ("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe")
 """Model types whose files hold `experts.<n>.{gate,up,down}_proj.weight` for the stacked tensors."""
 
+PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Stacked parameter -> the projections in it, one after the other along each expert's rows."""
+
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_ADAPTERS = re.compile(r"(.*\.experts)\.lora_([AB])_(gate_proj|up_proj|down_proj)")
 
 
 def is_stacked(config: Any, name: str) -> bool:
@@ -27,14 +32,22 @@ def split_experts(config: Any, name: str, tensor: Tensor) -> dict[str, Tensor]:
     """
     if not is_stacked(config, name):
         return {name: tensor}
-    match = _STACK.fullmatch(name)
-    assert match is not None
-    experts, kind = match.groups()
-    found = {}
-    for index, expert in enumerate(tensor):
-        if kind == "down_proj":
-            found[f"{experts}.{index}.down_proj.weight"] = expert
-        else:
-            gate, up = expert.chunk(2)
-            found |= {f"{experts}.{index}.gate_proj.weight": gate, f"{experts}.{index}.up_proj.weight": up}
-    return found
+    experts, kind = name.rsplit(".", 1)
+    parts = PROJECTIONS[kind]
+    return {
+        f"{experts}.{index}.{part}.weight": matrix
+        for index, expert in enumerate(tensor)
+        for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True)
+    }
+
+
+def adapter_names(name: str, shape: Sequence[int]) -> list[str] | None:
+    """Names in adapter files of the matrices in a stack of them, expert by expert; None for another name.
+
+    `....experts.lora_A_up_proj` of `shape` [experts, rank, in] -> `....experts.<n>.up_proj.lora_A.weight`.
+    """
+    match = _ADAPTERS.fullmatch(name)
+    if match is None:
+        return None
+    path, side, part = match.groups()
+    return [f"{path}.{index}.{part}.lora_{side}.weight" for index in range(shape[0])]

@@ -22,7 +22,7 @@ from prl.checkpoint.trainer_state import (
     write_state,
 )
 from prl.checkpoint.zero import Partition, base_optimizer, partitions, untrained
-from prl.trainer.lora import adapter_config
+from prl.trainer.lora import adapter_config, is_low_rank
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def file_weights(engine: Any) -> dict[str, Tensor]:
     for part in partitions(engine):
         found |= part.fragments(part.flat)
     found |= untrained(engine, trained=set(found))
-    return {f"model.{n.replace('.base_layer.', '.')}": t for n, t in found.items() if ".lora_" not in n}
+    return {f"model.{n.replace('.base_layer.', '.')}": t for n, t in found.items() if not is_low_rank(n)}
 
 
 def weights(engine: Any, parts: list[Partition]) -> dict[str, Tensor]:

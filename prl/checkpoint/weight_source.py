@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from prl.checkpoint.experts import is_stacked
+from prl.checkpoint.experts import PROJECTIONS, adapter_names, is_stacked
 from prl.checkpoint.fragments import ZeroFragment
 from prl.checkpoint.reader import CheckpointReader
 from prl.sync.weight_files import DTYPES, WeightFiles
-from prl.trainer.lora import PEFT_PREFIX, merge
+from prl.trainer.lora import PEFT_PREFIX, is_low_rank, merge
 
 PREFIX = "model."
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -81,33 +81,38 @@ class CheckpointWeights:
 class AdapterWeights:
     """The adapters of a checkpoint, and the modules trained in full beside them, under PEFT's names.
 
-    `tied`: second name -> first name of weights that the model has twice; PEFT's files hold them twice.
+    Those of stacked experts come apart, one matrix each. `tied`: second name -> first name of weights that
+    the model has twice; PEFT's files hold them twice.
     """
 
     def __init__(self, reader: CheckpointReader, tied: Mapping[str, str] | None = None) -> None:
         self._reader = reader
-        self._stored = {adapter_file_name(n): n for n in reader.tensors if n.startswith(PREFIX)}
-        self._stored |= {f"{PEFT_PREFIX}{again}": PREFIX + first for again, first in (tied or {}).items()}
-        self.specs = {
-            name: Spec(tuple(reader.tensors[stored].size), reader.tensors[stored].properties.dtype)
-            for name, stored in self._stored.items()
-        }
+        self._pieces: dict[str, Piece] = {}
+        for stored, entry in reader.tensors.items():
+            if stored.startswith(PREFIX):
+                self._pieces |= adapter_pieces(stored, Spec(tuple(entry.size), entry.properties.dtype))
+        for again, first in (tied or {}).items():
+            self._pieces[PEFT_PREFIX + again] = self._pieces[PEFT_PREFIX + first]
+        self.specs = {name: piece.spec for name, piece in self._pieces.items()}
 
     def read(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-        found = {name: torch.empty(self.specs[name].shape, dtype=dtype) for name, dtype in dtypes.items()}
-        once = {self._stored[name]: tensor for name, tensor in found.items()}
-        self._reader.read_into(once)
-        for name, tensor in found.items():
-            if (first := once[self._stored[name]]) is not tensor:
-                tensor.copy_(first)
+        """Stacks are read whole and once: DCP loads all of a stored tensor for any part of it."""
+        needed = {self._pieces[name].stored for name in dtypes}
+        flat = {stored: torch.empty(self._reader.tensors[stored].size) for stored in needed}
+        self._reader.read_into(flat)
+        found = {}
+        for name, dtype in dtypes.items():
+            stored, start, spec = self._pieces[name]
+            part = flat[stored].view(-1)[start : start + math.prod(spec.shape)].view(spec.shape)
+            found[name] = part.to(dtype, copy=True)
         return found
 
     def whole(self) -> dict[str, str]:
         """Name in the model's files -> PEFT's, of the weights that are trained in full."""
         return {
-            stored.removeprefix(PREFIX): name
-            for name, stored in self._stored.items()
-            if not _is_low_rank(stored)
+            piece.stored.removeprefix(PREFIX): name
+            for name, piece in self._pieces.items()
+            if not is_low_rank(piece.stored)
         }
 
 
@@ -142,13 +147,13 @@ class MergedWeights:
 
     def read(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         found = _read_files(self._files, dtypes)
-        for name in self._targets & found.keys():
-            layer = f"{PEFT_PREFIX}{name.removesuffix('.weight')}"
-            names = [f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"]
-            a, b = self._adapters.read(dict.fromkeys(names, torch.float32)).values()
-            found[name] = merge(found[name].float(), a, b, self._scaling)
-        for name in self._whole.keys() & found.keys():
-            (found[name],) = self._adapters.read({self._whole[name]: torch.float32}).values()
+        low_rank = {name: _low_rank_of(name) for name in self._targets & found.keys()}
+        whole = {name: self._whole[name] for name in self._whole.keys() & found.keys()}
+        wanted = [*whole.values(), *(side for sides in low_rank.values() for side in sides)]
+        held = self._adapters.read(dict.fromkeys(wanted, torch.float32))
+        for name, sides in low_rank.items():
+            found[name] = merge(found[name].float(), *(held[side] for side in sides), self._scaling)
+        found |= {name: held[full] for name, full in whole.items()}
         return {name: tensor.to(dtypes[name]) for name, tensor in found.items()}
 
 
@@ -160,14 +165,21 @@ def _read_files(files: WeightFiles, names: Iterable[str]) -> dict[str, Tensor]:
     return found
 
 
-def adapter_file_name(stored: str) -> str:
-    """PEFT's name of the stored tensor `model.<parameter>`."""
+def adapter_pieces(stored: str, spec: Spec) -> dict[str, Piece]:
+    """By PEFT's name, what lies in the stored tensor `model.<parameter>`: all of it, or experts' matrices."""
     name = stored.removeprefix(PREFIX)
-    return PEFT_PREFIX + (name.replace(".default.weight", ".weight") if _is_low_rank(stored) else name)
+    if names := adapter_names(name, spec.shape):
+        part = Spec(spec.shape[1:], spec.dtype)
+        size = math.prod(part.shape)
+        return {PEFT_PREFIX + n: Piece(stored, index * size, part) for index, n in enumerate(names)}
+    plain = name.replace(".default.weight", ".weight") if is_low_rank(stored) else name
+    return {PEFT_PREFIX + plain: Piece(stored, 0, spec)}
 
 
-def _is_low_rank(stored: str) -> bool:
-    return ".lora_A." in stored or ".lora_B." in stored
+def _low_rank_of(weight: str) -> tuple[str, str]:
+    """PEFT's names of the A and the B that belong to `weight`."""
+    layer = f"{PEFT_PREFIX}{weight.removesuffix('.weight')}"
+    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
 
 
 def _adapted_weight(peft_name: str) -> str:
@@ -186,7 +198,6 @@ def pieces(stored: str, spec: Spec, config: Mapping[str, Any]) -> dict[str, Piec
         return {name: Piece(stored, 0, spec)}
     experts, kind = name.rsplit(".", 1)
     count, rows, columns = spec.shape
-    parts: Iterable[str] = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-    names = [f"{experts}.{index}.{part}.weight" for index in range(count) for part in parts]
+    names = [f"{experts}.{index}.{part}.weight" for index in range(count) for part in PROJECTIONS[kind]]
     part = Spec((rows * count // len(names), columns), spec.dtype)
     return {n: Piece(stored, index * math.prod(part.shape), part) for index, n in enumerate(names)}

@@ -15,6 +15,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from prl.checkpoint.experts import STACKED
+from prl.config.training import EXPERTS
 from prl.inference.roles import replicas, served_model, weight_dtype
 from prl.model_path import resolve_model_path
 
@@ -56,6 +58,7 @@ class Sizes:
     feed_forward: int
     experts: int
     active_experts: int
+    stacked_experts: bool
     tied: bool
     head_norms: bool
     attention_bias: bool
@@ -85,8 +88,12 @@ class Sizes:
         return 2 * self.layers * self.kv_heads * self.head_dim * width
 
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
-        """Parameters of rank-`rank` adapters on the matrices of these names."""
-        sides = [rows + columns for name, rows, columns in self.projections if name in targets]
+        """Parameters of rank-`rank` adapters on the matrices of these names, each expert's by `EXPERTS`."""
+        expert = ("gate_proj", "up_proj", "down_proj") if self.experts else ()
+        named = set(targets).difference(expert)
+        if EXPERTS in targets and self.stacked_experts:
+            named.update(expert)
+        sides = [rows + columns for name, rows, columns in self.projections if name in named]
         return self.layers * rank * sum(sides)
 
     def layer_activations(self, width: int, compiled: bool) -> tuple[float, float]:
@@ -155,6 +162,7 @@ def read_sizes(directory: Path, num_layers: int | None = None) -> Sizes | None:
             feed_forward=wide or told["intermediate_size"],
             experts=experts,
             active_experts=told.get("num_experts_per_tok") or 0,
+            stacked_experts=bool(experts) and told.get("model_type") in STACKED,
             tied=bool(told.get("tie_word_embeddings", False)),
             head_norms=str(told.get("model_type", "")).startswith("qwen3"),
             attention_bias=bool(told.get("attention_bias", told.get("model_type") == "qwen2")),

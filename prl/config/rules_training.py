@@ -7,12 +7,14 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from prl.checkpoint.experts import STACKED
 from prl.config import identity
 from prl.config.errors import Problem, suggest
 from prl.config.schema import RlConfig, SftConfig
 from prl.config.serving import MlflowConfig
-from prl.config.training import CosineConfig, LinearConfig, LoraConfig, SchedulerConfig
+from prl.config.training import EXPERTS, CosineConfig, LinearConfig, LoraConfig, SchedulerConfig
 
 Training = RlConfig | SftConfig
 
@@ -146,14 +148,9 @@ def rows_can_be_shared(config: Training) -> Iterator[Problem]:
 
 
 def _not_shareable(config: Training, size: int) -> Iterator[str]:
-    from prl.model_path import resolve_model_path
-
-    try:
-        text = (resolve_model_path(config.model) / "config.json").read_text(encoding="utf-8")
-    except (ValueError, OSError):
-        return  # told by the rule about the model, or not there yet
-    told = json.loads(text)
-    told = {**told, **told.get("text_config", {})}
+    told = _model_config(config)
+    if told is None:
+        return
     heads = told.get("num_attention_heads", size)
     for key, count in (
         ("num_attention_heads", heads),
@@ -163,6 +160,18 @@ def _not_shareable(config: Training, size: int) -> Iterator[str]:
             yield f"the model's {key} = {count} is not a multiple of it"
     if kinds := set(told.get("layer_types") or []) - {"full_attention"}:
         yield f"the model has layers of {', '.join(sorted(kinds))}, which need whole rows"
+
+
+def _model_config(config: Training) -> dict[str, Any] | None:
+    """The model's config.json; None if it is not there (yet), which the rule about the model tells."""
+    from prl.model_path import resolve_model_path
+
+    try:
+        text = (resolve_model_path(config.model) / "config.json").read_text(encoding="utf-8")
+    except (ValueError, OSError):
+        return None
+    told = json.loads(text)
+    return {**told, **told.get("text_config", {})}
 
 
 def activations_fit(config: Training) -> Iterator[Problem]:
@@ -182,6 +191,7 @@ def adapters_have_targets(config: Training) -> Iterator[Problem]:
     if config.lora.rank and not config.lora.targets:
         yield Problem("lora.targets", [], "no layer would get an adapter", "Name some, or choose lora=none.")
     yield from _saved_modules(config.lora)
+    yield from _expert_adapters(config)
     saves = config.ckpt.at_end or config.ckpt.interval is not None
     if config.lora.rank and config.model.random_init and saves:
         reason = "checkpoints hold the adapters alone, and random weights beneath them would be lost"
@@ -200,6 +210,18 @@ def _saved_modules(lora: LoraConfig) -> Iterator[Problem]:
     if both := sorted(set(modules).intersection(lora.targets)):
         reason = f"{both[0]} is in lora.targets too, and cannot be both"
         yield Problem(path, modules, reason, "Name it in one of them.", ("lora.targets",))
+
+
+def _expert_adapters(config: Training) -> Iterator[Problem]:
+    lora = config.lora
+    if not (
+        isinstance(config, RlConfig) and lora.rank and lora.publish == "adapter" and EXPERTS in lora.targets
+    ):
+        return
+    if (_model_config(config) or {}).get("model_type") in STACKED:
+        reason = "the experts of this model get adapters, which engines take merged only"
+        remedy = f"Set lora.publish=merged, or leave {EXPERTS} out of lora.targets."
+        yield Problem("lora.publish", lora.publish, reason, remedy, ("lora.targets", "model.path"))
 
 
 def betas_are_two(config: Training) -> Iterator[Problem]:

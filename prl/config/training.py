@@ -113,6 +113,10 @@ class ZeroConfig:
     hpz_partition_size: int = opt(1, "ZeRO++ secondary partition, ranks (stage 3).", ge=1)
 
 
+EXPERTS = "experts"
+"""Among `lora.targets`: every projection of every expert of a mixture."""
+
+
 @dataclass
 class LoraConfig:
     """Low-rank adapters: W + alpha / rank * B A, only A and B are trained."""
@@ -121,8 +125,12 @@ class LoraConfig:
     alpha: float = opt(32.0, "Scale of an adapter times its rank.", gt=0)
     dropout: float = opt(0.0, "Dropout in front of the adapters.", ge=0, lt=1)
     targets: list[str] = opt(
-        factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        doc="Names of the linear layers that get one; those that the model lacks are ignored.",
+        factory=lambda: [
+            *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            EXPERTS,
+        ],
+        doc="Names of the linear layers that get one; experts = the three projections of each expert; those "
+        "that the model lacks are ignored.",
     )
     modules_to_save: list[str] = opt(
         factory=list,
@@ -130,7 +138,8 @@ class LoraConfig:
     )
     publish: str = opt(
         "merged",
-        "What engines get: whole weights with the adapters in them, or the adapters alone (PEFT's format).",
+        "What engines get: whole weights with the adapters in them, or the adapters alone (PEFT's format), "
+        "which experts must not have.",
         choices=("merged", "adapter"),
     )
 

@@ -1,23 +1,28 @@
-"""Low-rank adapters by PEFT, injected in place: W x + (alpha / rank) B A x, only A and B are trained.
+"""Low-rank adapters, injected in place: W x + (alpha / rank) B A x, only A and B are trained.
 
-The model keeps its class and its forward; an adapted layer `q_proj` becomes `q_proj.base_layer`,
-`q_proj.lora_A.default` and `q_proj.lora_B.default`. Modules of `lora.modules_to_save` are trained where they
-are, without a copy; an adapter file has them whole, as PEFT expects.
+The model keeps its class and its forward. Linear layers get theirs from PEFT: an adapted layer `q_proj`
+becomes `q_proj.base_layer`, `q_proj.lora_A.default` and `q_proj.lora_B.default`; stacked experts (`EXPERTS`)
+get them from `prl.trainer.expert_lora`. Modules of `lora.modules_to_save` are trained where they are, without
+a copy; an adapter file has them whole, as PEFT expects.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from prl.checkpoint.experts import is_stacked
-from prl.config.training import LoraConfig
+from prl.checkpoint.experts import PROJECTIONS, is_stacked
+from prl.config.training import EXPERTS, LoraConfig
+from prl.trainer.expert_lora import ExpertAdapter, expert_modules, install_expert_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
 
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before a module's name in an adapter file."""
@@ -39,42 +44,63 @@ class Adapter(NamedTuple):
 def install_lora(policy: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     """Freeze `policy` and give it adapters that change nothing yet (B = 0, A random from `seed`).
 
-    `policy` may be sharded already: nothing is read of its weights. Raises ValueError if none of
-    `lora.targets` is a linear layer of the model, or `lora.modules_to_save` names what cannot be saved so.
+    `policy` may be sharded already: nothing is read of its weights. Raises ValueError if the model has none
+    of `lora.targets`, or `lora.modules_to_save` names what cannot be saved so.
     """
     if not lora.rank:
         return
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
-    linear = {name.rpartition(".")[2] for name, m in policy.named_modules() if isinstance(m, nn.Linear)}
-    targets = sorted(linear.intersection(lora.targets))
-    if not targets:
-        raise ValueError(
-            f"lora.targets={lora.targets}: the model has none of them, but {', '.join(sorted(linear))}"
-        )
+    targets = _targets(policy, lora)
+    linear = [name for name in targets if name != EXPERTS]
     saved = saved_modules(policy, lora)
     config = PeftConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=targets,
+        target_modules=linear,
         task_type="CAUSAL_LM",
         base_model_name_or_path=policy.config._name_or_path or None,
     )
     dtype = policy.dtype
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, policy)
+        if linear:
+            inject_adapter_in_model(config, policy)
+        if EXPERTS in targets:
+            install_expert_adapters(policy, lora)
     whole = {id(p) for name in saved for p in policy.get_submodule(name).parameters()}
     for name, parameter in policy.named_parameters():
-        parameter.requires_grad_("lora_" in name or id(parameter) in whole)
-        if "lora_" in name:
+        parameter.requires_grad_(is_low_rank(name) or id(parameter) in whole)
+        if is_low_rank(name):
             parameter.data = parameter.data.to(dtype)
     tied = _second_names(policy, whole)
     names = [*saved, *(name.rpartition(".")[0] for pair in tied.items() for name in pair)]
     extra = {"inference_mode": True, "modules_to_save": sorted(set(names)) or None, TIED: tied}
-    policy.prl_adapter_config = _plain(config.to_dict() | extra)
+    policy.prl_adapter_config = _plain(config.to_dict() | {"target_modules": targets} | extra)
+
+
+def _targets(policy: PreTrainedModel, lora: LoraConfig) -> list[str]:
+    """What of `lora.targets` the model has, sorted. Raises ValueError if that is nothing."""
+    there = {name.rpartition(".")[2] for name, m in policy.named_modules() if isinstance(m, nn.Linear)}
+    if expert_modules(policy):
+        there.add(EXPERTS)
+    elif EXPERTS in lora.targets and any(
+        n.endswith(".experts.down_proj") for n, _ in policy.named_parameters()
+    ):
+        kind = policy.config.model_type
+        log.warning("the experts of %s get no adapters: its files do not name them one by one", kind)
+    if not (found := sorted(there.intersection(lora.targets))):
+        raise ValueError(
+            f"lora.targets={lora.targets}: the model has none of them, but {', '.join(sorted(there))}"
+        )
+    return found
+
+
+def is_low_rank(name: str) -> bool:
+    """Whether parameter `name` is an A or a B."""
+    return ".lora_A" in name or ".lora_B" in name
 
 
 def saved_modules(policy: PreTrainedModel, lora: LoraConfig) -> list[str]:
@@ -120,8 +146,15 @@ def _second_names(policy: nn.Module, whole: Collection[int]) -> dict[str, str]:
 
 
 def peft_config(adapter: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an adapter's config belongs into `adapter_config.json`."""
-    return {key: value for key, value in adapter.items() if key != TIED}
+    """What of an adapter's config belongs into `adapter_config.json`.
+
+    Files name experts one by one, and PEFT wants the names of their projections among the targets.
+    """
+    targets = set(adapter["target_modules"])
+    if EXPERTS in targets:
+        targets = targets - {EXPERTS} | {part for parts in PROJECTIONS.values() for part in parts}
+    told = {key: value for key, value in adapter.items() if key != TIED}
+    return told | {"target_modules": sorted(targets)}
 
 
 def adapter_config(policy: nn.Module) -> dict[str, Any] | None:
@@ -130,7 +163,7 @@ def adapter_config(policy: nn.Module) -> dict[str, Any] | None:
 
 
 def adapters(policy: nn.Module) -> Iterator[Adapter]:
-    """All adapted layers, in the order of the model."""
+    """All adapted linear layers, in the order of the model."""
     for name, module in policy.named_modules():
         if hasattr(module, "base_layer") and hasattr(module, "lora_A"):
             a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
@@ -141,6 +174,17 @@ def merge(base: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     """base + scaling B A, added in float32 (float64 for float64 weights), in the type of `base`."""
     precise = torch.promote_types(base.dtype, torch.float32)
     return torch.addmm(base.to(precise), b.to(precise), a.to(precise), alpha=scaling).to(base.dtype)
+
+
+def merge_experts(weights: Mapping[str, Tensor], adapter: ExpertAdapter) -> dict[str, Tensor]:
+    """`merge` of every projection in `weights`, by its name in files [out, in]."""
+    matrices = adapter.matrices()
+    found = {}
+    for name, weight in weights.items():
+        layer = name.removesuffix(".weight")
+        a, b = (matrices[f"{layer}.lora_{side}.weight"] for side in "AB")
+        found[name] = merge(weight, a, b, adapter.scaling)
+    return found
 
 
 def peft_names(adapter: Adapter) -> dict[str, nn.Parameter]:

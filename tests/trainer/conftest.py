@@ -37,3 +37,11 @@ def untied_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from trainer_lab import make_model
 
     return make_model(tmp_path_factory.mktemp("models") / "untied", tied=False)
+
+
+@pytest.fixture(scope="session")
+def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture of experts."""
+    from trainer_lab import make_moe
+
+    return make_moe(tmp_path_factory.mktemp("models") / "moe")

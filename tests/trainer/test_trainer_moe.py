@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_trainer_exact import adamw64
-from trainer_lab import IPO, VOCAB, make_config, make_sequences, pack, reference_run
+from trainer_lab import IPO, make_config, make_sequences, pack, reference_run
 
 from prl.config import training
 from prl.orchestrator.packing import _pad, zero_loss_clone
@@ -19,32 +19,6 @@ from prl.trainer.step import train_step
 
 ADAMW = training.AdamWConfig(lr=1e-3, betas=[0.9, 0.95], eps=1e-5, weight_decay=0.01)
 STEPS = [make_sequences(seed, ["rl", "ce", "ref_kl", "none"]) for seed in range(3)]
-
-
-@pytest.fixture(scope="module")
-def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        max_position_embeddings=128,
-        initializer_range=0.1,
-        tie_word_embeddings=False,
-    )
-    directory = tmp_path_factory.mktemp("models") / "moe"
-    Qwen3MoeForCausalLM(config).save_pretrained(directory)
-    return directory
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

@@ -50,6 +50,31 @@ def make_model(directory: Path, *, tied: bool = True, seed: int = 0, **changes: 
     return directory
 
 
+def make_moe(directory: Path, **changes: Any) -> Path:
+    """A two-layer Qwen3-MoE of four experts, of which each token visits two."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": False,
+    }
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **changes})).save_pretrained(directory)
+    return directory
+
+
 def make_config(model: Path, optim: training.OptimConfig, **fields: Any) -> RlConfig:
     settings = {"zero": training.ZeroConfig(stage=0), "scheduler": training.SchedulerConfig(), **fields}
     settings.setdefault("trainer", training.TrainerConfig(lm_head_chunk=5, dtype="float32"))
