@@ -95,8 +95,29 @@ def tiny_model(seed: int, tied: bool = True) -> Any:
     return Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=tied))
 
 
+def tiny_moe() -> Any:
+    """A random Qwen3-MoE, always the same: adapters are what differs. Shards cut through its experts."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": 61,
+        "hidden_size": 24,
+        "intermediate_size": 27,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape))
+
+
 class Trainer:
-    """prl's own engine. `case`: zero, optim (name of a config class, keyword arguments), dtype, tied."""
+    """prl's own engine. `case`: zero, optim (name of a config class, keyword arguments), dtype, tied, moe."""
 
     def __init__(self, case: dict[str, Any], seed: int) -> None:
         from prl.config import training
@@ -117,7 +138,7 @@ class Trainer:
             max_steps=8,
         )
         self.world = join(0, 1, Path("unused"), 300)
-        policy = tiny_model(seed, case.get("tied", True))
+        policy = tiny_moe() if case.get("moe") else tiny_model(seed, case.get("tied", True))
         policy = make_policy(policy.bfloat16() if dtype == "bfloat16" else policy, config.trainer)
         self.engine = TrainEngine(config, self.world, 8, model=policy)
         self.deepspeed, self.model = self.engine.deepspeed, policy

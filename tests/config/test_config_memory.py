@@ -242,6 +242,20 @@ def test_adapters_leave_little_to_learn(rl, tmp_path: Path) -> None:
     assert need.parameters == 2 * (sizes.parameters + learned)
 
 
+def test_adapters_of_experts_are_each_experts(rl, tmp_path: Path) -> None:
+    """128 experts of three projections; names of linear layers mean none of them."""
+    sizes = sizes_of(QWEN3_30B_A3B, tmp_path)
+    attention = 48 * 16 * sum(a + b for a, b in [(2048, 4096), (2048, 512), (2048, 512), (4096, 2048)])
+    experts = 48 * 16 * 128 * 3 * (2048 + 768)
+    assert sizes.adapters(16, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"]) == attention
+    need = needs(rl, sizes, "zero=1", "lora=r16")
+    assert need.gradients == 4 * (attention + experts)
+    assert need.parameters == 2 * (sizes.parameters + attention + experts)
+    other = sizes_of({**QWEN3_30B_A3B, "model_type": "mixtral"}, tmp_path)
+    assert other.adapters(16, ["q_proj", "experts"]) == 48 * 16 * (2048 + 4096)
+    assert sizes_of(QWEN3_0_6B, tmp_path).adapters(16, ["experts"]) == 0
+
+
 def test_kv_of_an_engine(rl, tmp_path: Path) -> None:
     sizes = sizes_of(QWEN3_0_6B, tmp_path)
     config = rl("inference.max_model_len=1000", "inference.max_slots=10")

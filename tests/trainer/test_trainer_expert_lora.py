@@ -9,14 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_trainer_lora import ADAMW, STEPS
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from torch.nn.utils import parametrize
 from trainer_lab import IPO, load_reference, make_config, make_moe, pack, reference_loss
 
 from prl.config import training
 from prl.trainer.distributed import World
 from prl.trainer.engine import TrainEngine
-from prl.trainer.expert_lora import AdaptedExperts, expert_adapters
-from prl.trainer.lora import adapter_config, is_low_rank, peft_config
+from prl.trainer.expert_lora import AdaptedExperts, expert_adapters, expert_modules, install_expert_adapters
+from prl.trainer.lora import adapter_config, install_lora, is_low_rank, peft_config
+from prl.trainer.recompute import decoder_layers, install_recompute
 from prl.trainer.step import train_step
 
 LORA = training.LoraConfig(rank=3, alpha=6.0, targets=["experts", "not_there"])
@@ -108,3 +111,142 @@ def test_steps_equal_the_float64_loop(stage: int, moe_dir: Path, world: World) -
         for n, matrix in enumerate(stack):
             published = [after[f"{path}.{n}.{part}.weight"] for part in PARTS[kind]]
             assert (torch.cat(published) - matrix).abs().max() < 2e-4, (name, n)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_changes_nothing(recompute: str, stage: int, moe_dir: Path, world: World) -> None:
+    found = []
+    for choice in ("none", recompute):
+        engine = engine_of(moe_dir, world, stage=stage, recompute=choice)
+        rows = [pack(STEPS[0][:2]), pack(STEPS[0][2:])]
+        norms = [train_step(engine, rows, IPO, i)["optim/grad_norm"] for i in (1, 2)]
+        found.append((norms, low_rank(engine)))
+        engine.close()
+    (plain, expected), (norms, trained) = found
+    assert norms == pytest.approx(plain, rel=1e-5)
+    assert all((trained[name] - tensor).abs().max() < 1e-5 for name, tensor in expected.items())
+
+
+def load(directory: Path, **changes: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa", **changes).train()
+
+
+def disturb(policy: torch.nn.Module) -> None:
+    """Random B, so that adapters change something."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in policy.named_parameters():
+        if ".lora_B" in name:
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def gradients(policy: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    hidden = policy.model(input_ids=torch.arange(10)[None], use_cache=False).last_hidden_state
+    hidden.square().sum().backward()
+    return hidden.detach(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_layers_compile_once_and_give_the_plain_gradients(recompute: str, tmp_path: Path) -> None:
+    """Ten layers: dynamo would leave the ninth graph of a function uncompiled."""
+    make_moe(tmp_path, num_hidden_layers=10)
+    policies = [load(tmp_path), load(tmp_path)]
+    for policy in policies:
+        install_lora(policy, training.LoraConfig(rank=3), 0)
+        disturb(policy)
+    expected_hidden, expected = gradients(policies[0])
+    install_recompute(policies[1], training.TrainerConfig(recompute=recompute))
+    torch._dynamo.reset()
+    counters.clear()
+    backend = CompileCounterWithBackend("aot_eager")
+    for layer in decoder_layers(policies[1]):
+        layer.compile(backend=backend)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        hidden, found = gradients(policies[1])
+    torch._dynamo.reset()
+    assert 1 <= backend.frame_count <= 3 and not counters["graph_break"]
+    torch.testing.assert_close(hidden, expected_hidden)
+    assert found.keys() == expected.keys() and any("experts.lora_A_up_proj" in name for name in found)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_experts_of_all_layers_have_one_class(moe_dir: Path) -> None:
+    policy = load(moe_dir)
+    before = {type(module) for module in expert_modules(policy).values()}
+    install_lora(policy, LORA, 0)
+    after = {type(module) for module in expert_modules(policy).values()}
+    assert len(before) == len(after) == 1 and issubclass(after.copy().pop(), before.copy().pop())
+    assert after.pop().__name__ == before.pop().__name__
+
+
+def test_a_is_drawn_as_peft_draws_it(moe_dir: Path) -> None:
+    """Uniform within 1 / sqrt(in) for each expert, the same for the same seed; linear layers keep theirs."""
+    found = []
+    both, one = ["experts", "q_proj"], ["q_proj"]
+    for seed, targets in ((0, both), (0, both), (1, one), (0, one)):
+        policy = load(moe_dir)
+        install_lora(policy, training.LoraConfig(rank=8, targets=targets), seed)
+        found.append({name: p.detach() for name, p in policy.named_parameters() if is_low_rank(name)})
+    first, second, other, linear = found
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all(torch.equal(first[name], linear[name]) for name in linear)
+    assert not any(torch.equal(other[name], linear[name]) for name in linear if "lora_A" in name)
+    for name, stack in first.items():
+        if "experts.lora_A" in name:
+            bound = stack.shape[-1] ** -0.5
+            assert all(0.8 * bound < matrix.abs().max() <= bound for matrix in stack), name
+            assert len({float(matrix.sum()) for matrix in stack}) == 4
+        elif "experts.lora_B" in name:
+            assert not stack.any()
+
+
+def test_dropout_falls_on_what_an_adapter_reads(moe_dir: Path) -> None:
+    policy = load(moe_dir)
+    install_expert_adapters(policy, training.LoraConfig(rank=1, alpha=1.0, dropout=0.75))
+    experts = next(iter(expert_modules(policy).values()))
+    assert isinstance(experts, AdaptedExperts)
+    with torch.no_grad():
+        experts.lora_A_up_proj.copy_(torch.eye(1, 32).expand(4, 1, 32))
+        experts.lora_B_up_proj.fill_(1.0)
+        ends = torch.tensor([2, 2, 50, 80], dtype=torch.int32)
+        torch.manual_seed(0)
+        added = experts._low_rank(torch.ones(80, 32), ends, "up_proj")
+        assert set(added.flatten().tolist()) == {0.0, 4.0}, "1 / (1 - 0.75) where it is kept"
+        assert 0 < (added[:, 0] == 4).sum() < 40 and torch.equal(added, added[:, :1].expand(80, 16))
+        assert torch.equal(experts.eval()._low_rank(torch.ones(80, 32), ends, "up_proj"), torch.ones(80, 16))
+
+
+def test_bfloat16_adapters_have_float32_masters(moe_dir: Path, world: World) -> None:
+    engine = engine_of(moe_dir, world, dtype="bfloat16")
+    metrics = train_step(engine, [pack(STEPS[0])], IPO, 1)
+    masters = [p for group in engine.optimizer.param_groups for p in group["params"]]
+    assert {p.dtype for p in masters} == {torch.float32}
+    assert {p.dtype for p in low_rank(engine).values()} == {torch.bfloat16}
+    engine.close()
+    exact = engine_of(moe_dir, world)
+    expected = train_step(exact, [pack(STEPS[0])], IPO, 1)
+    exact.close()
+    assert metrics["loss/mean"] == pytest.approx(expected["loss/mean"], abs=0.03)
+    assert metrics["optim/grad_norm"] == pytest.approx(expected["optim/grad_norm"], rel=0.05)
+
+
+def test_default_targets_take_attention_and_experts(moe_dir: Path) -> None:
+    policy = load(moe_dir)
+    install_lora(policy, training.LoraConfig(rank=2), 0)
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert len(trained) == 2 * (2 * 4 + 6) and all(is_low_rank(name) for name in trained)
+    config = adapter_config(policy)
+    assert config is not None
+    assert config["target_modules"] == ["experts", "k_proj", "o_proj", "q_proj", "v_proj"]
+    files = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert peft_config(config)["target_modules"] == files
+
+
+def test_experts_alone_are_not_published(moe_dir: Path, world: World) -> None:
+    engine = engine_of(moe_dir, world, training.LoraConfig(rank=2, publish="adapter"))
+    with pytest.raises(ValueError, match=r"set lora\.publish=merged, or leave experts out of lora\.targets"):
+        next(engine.adapter_tensors())
+    engine.close()

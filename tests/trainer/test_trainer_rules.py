@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -43,6 +46,20 @@ def test_accepted(command: str) -> None:
     assert (config.lora.rank, config.lora.alpha, config.lora.publish) == (16, 32.0, "merged")
     assert compose_job(command, []).lora.rank == 0
     assert compose_job(command, ["lora=r64"]).lora.alpha == 128.0
+
+
+def test_adapters_of_experts_are_published_merged(tmp_path: Path) -> None:
+    """Only a model that has experts is meant, and only an engine that would get them."""
+    words = ["lora=r8", "lora.publish=adapter", f"model.path={tmp_path}"]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"}))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigErrors, match=r"lora\.publish = adapter: the experts of this model") as refused:
+        compose_job("rl", words)
+    assert "Set lora.publish=merged, or leave experts out of lora.targets" in str(refused.value)
+    assert compose_job("rl", [*words, "lora.targets=[q_proj]"]).lora.publish == "adapter"
+    assert compose_job("sft", words).lora.publish == "adapter"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert compose_job("rl", words).lora.targets[-1] == "experts"
 
 
 def test_models_without_the_usual_layers_are_refused() -> None:

@@ -19,6 +19,7 @@ from prl.trainer.step import train_step
 
 OPTIMIZERS = {
     "adamw": training.AdamWConfig(lr=1e-3, betas=[0.9, 0.95], eps=1e-5, weight_decay=0.01),
+    "lora": training.AdamWConfig(lr=1e-2, betas=[0.9, 0.95], eps=1e-5),
     "muon": training.MuonConfig(lr=0.01, adam_lr=1e-3, eps=1e-5),
 }
 
