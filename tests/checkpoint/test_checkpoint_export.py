@@ -110,6 +110,10 @@ class NoAdapters:
     def whole(self):
         return {}
 
+    def read(self, dtypes):
+        assert not dtypes
+        return {}
+
 
 def test_files_of_an_export(tmp_path):
     model = tiny_model(seed=0)
