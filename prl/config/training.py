@@ -139,7 +139,7 @@ class LoraConfig:
     publish: str = opt(
         "merged",
         "What engines get: whole weights with the adapters in them, or the adapters alone (PEFT's format), "
-        "which experts must not have.",
+        "if none is of experts.",
         choices=("merged", "adapter"),
     )
 
