@@ -49,6 +49,7 @@ def load_policy(
     Raises ValueError for a model or a setting that the trainer cannot serve exactly.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -57,8 +58,9 @@ def load_policy(
     config = _model_config(path, model.num_layers)
     config._attn_implementation = attention_name(trainer.attn, config, device)
     if sharded:
-        with sharded():
+        with no_init_weights(), sharded():  # weights are gone as soon as they are made
             policy = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        policy.tie_weights()  # a part of what was left out
         if model.random_init:
             initialise_shards(policy, seed)
         _renew_rotary(policy)

@@ -81,12 +81,16 @@ def shard_as_built(settings: dict[str, Any], dtype: torch.dtype) -> AbstractCont
 def initialise_shards(policy: PreTrainedModel, seed: int) -> None:
     """Random weights from `seed` for a model of `shard_as_built`, whole for one module at a time. Collective.
 
-    They are drawn in another order than for a model that is built whole.
+    They are drawn in another order than for a model that is built whole. A weight that two modules have is
+    the first one's: an embedding zeroes its padding row, a head would not.
     """
     import deepspeed
 
+    drawn: set[int] = set()
+
     def initialise(module: nn.Module) -> None:
-        own = list(module.parameters(recurse=False))
+        own = [p for p in module.parameters(recurse=False) if id(p) not in drawn]
+        drawn.update(map(id, own))
         if own:
             with deepspeed.zero.GatheredParameters(own, modifier_rank=0), torch.no_grad():
                 policy._init_weights(module)

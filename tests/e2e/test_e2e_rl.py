@@ -132,6 +132,20 @@ def test_reusing_the_name_is_refused_and_touches_nothing(trained: Path) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*")}
 
 
+def test_the_bundled_model_runs_in_shards_on_two_ranks_with_broadcast_weights(tmp_path: Path) -> None:
+    sharded = ["zero=3", "cluster.train_ranks=2", "sync=collective", "sync.fingerprint=full"]
+    done = prl(tmp_path, "run.name=three", "max_steps=2", "ckpt=end", "tracking=none", *sharded, *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "outputs" / "three"
+    proofs = [r["sync/fingerprint_ok"] for r in metrics(run, "orchestrator") if "sync/fingerprint_ok" in r]
+    assert proofs == [1.0] * 3, "v0 to v2 were all applied and proven"
+    resumed = prl(
+        tmp_path, "run.name=three", "run.resume=latest", "max_steps=3", "zero=1", "tracking=none", *SMALL
+    )
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert steps_of(metrics(run, "trainer"), "optim/lr") == [1, 2, 3]
+
+
 def test_export_loads_bit_exactly_and_resume_continues(trained: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

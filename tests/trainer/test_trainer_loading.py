@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from trainer_lab import IPO, make_config, make_sequences, pack
+from trainer_lab import IPO, make_config, make_model, make_sequences, pack
 
 from prl.checkpoint.fragments import ZeroFragment
 from prl.checkpoint.pretrained import holds_float32, read_pretrained
@@ -86,6 +86,41 @@ def test_rotary_frequencies_stay_float32_where_parameters_are_sharded_as_built(
     assert rotary.inv_freq.dtype == torch.float32
     exact = 1e4 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     torch.testing.assert_close(rotary.inv_freq.double(), exact, rtol=1e-6, atol=0)
+    engine.close()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_with_a_padding_token_is_built_in_shards(tied: bool, tmp_path: Path, world: World) -> None:
+    """Its embedding has a row that transformers sets to zero, of which a shard may have nothing."""
+    padded = make_model(tmp_path / "padded", tied=tied, pad_token_id=3)
+    stored = load_file(padded / "model.safetensors")
+    micro_batches = [pack(make_sequences(0, ["rl", "rl"]))]
+    after = []
+    for stage in (0, 3):
+        fields = {"optim": training.AdamWConfig(lr=1e-3, eps=1e-5)}
+        engine = engine_of(padded, world, stage, "float32", fields=fields, param_persistence_threshold=0)
+        head, embedding = engine.model.get_output_embeddings(), engine.model.get_input_embeddings()
+        assert (head.weight is embedding.weight) is tied
+        for name, tensor in engine.full_tensors():
+            assert torch.equal(tensor, stored[name]), name
+        train_step(engine, micro_batches, IPO, 1)
+        after.append({name: tensor.clone() for name, tensor in engine.full_tensors()})
+        engine.close()
+    whole, sharded = after
+    assert all(torch.allclose(sharded[name], tensor, rtol=0, atol=1e-6) for name, tensor in whole.items())
+    assert any(not torch.equal(tensor, stored[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_row_of_a_padding_token_is_zero_in_random_shards(
+    tied: bool, tmp_path: Path, world: World
+) -> None:
+    padded = make_model(tmp_path / "padded", tied=tied, pad_token_id=3)
+    config = make_config(padded, ADAMW, zero=training.ZeroConfig(stage=3, param_persistence_threshold=0))
+    config.model.random_init = True
+    engine = TrainEngine(config, world, None)
+    embedding = dict(engine.full_tensors())["model.embed_tokens.weight"]
+    assert bool((embedding[3] == 0).all()) and bool((embedding[[0, 1, 2, 4]] != 0).all())
     engine.close()
 
 
