@@ -35,6 +35,10 @@ ENTRY_POINTS = {
 }
 """First part of a role's name -> module whose `main(config, run, role)` is the process."""
 
+RANKS = ("trainer", "sft")
+"""Roles that train. DeepSpeed keeps their process groups alive. A thread of one that drops the last hold on
+a tensor asks for the interpreter; if that is just ending, the process aborts though all its work is done."""
+
 
 def main(arguments: list[str]) -> int:
     """Exit status of the role: 0 when it ended well; an unhandled exception ends the process with 1."""
@@ -52,6 +56,8 @@ def main(arguments: list[str]) -> int:
     except Exception:
         log.exception("%s failed", role)
         end_now(1)
+    if role.partition("/")[0] in RANKS:
+        end_now(0)
     return 0
 
 
@@ -78,7 +84,7 @@ def entry_point(role: str) -> Callable[[Any, RunDir, str], None]:
 
 
 def end_now(code: int) -> None:
-    """Leave without waiting for threads and exit handlers, which may hang once the work has failed."""
+    """Leave without waiting for threads and exit handlers, which may hang, or abort the process."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from launchers.role import end_now
 from prl.bench.ranks import run_groups
 from prl.bench.shapes import shape_names, write_shape
 from prl.bench.words import combinations, count, split_options, write_results
@@ -91,6 +92,8 @@ def main(words: Sequence[str]) -> int:
     except (ConfigErrors, ValueError) as error:
         print(f"bench trainer: {error}", file=sys.stderr)
         return 2
+    if "RANK" in os.environ:
+        end_now(0)
     return 0
 
 

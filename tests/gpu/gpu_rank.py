@@ -12,6 +12,7 @@ import torch
 from gpu_lab import IPO, make_config, rows_of
 from safetensors.torch import save_file
 
+from launchers.role import end_now
 from prl.checkpoint.load import load_trainer
 from prl.config import training
 from prl.trainer import checkpoints, distributed
@@ -86,3 +87,4 @@ def main() -> None:
 
 
 main()
+end_now(0)  # as ranks of a run do

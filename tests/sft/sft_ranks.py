@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from launchers.role import end_now
 from prl.config.load import load_resolved
 from prl.run_dir import RunDir
 from prl.sft import main as sft
@@ -37,3 +38,4 @@ def record_rows(run: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    end_now(0)  # as ranks of a run do

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from trainer_lab import IPO, make_config
 
+from launchers.role import end_now
 from prl.checkpoint.load import load_trainer
 from prl.checkpoint.save import save_trainer
 from prl.config import training
@@ -56,3 +57,4 @@ def main() -> None:
 
 
 main()
+end_now(0)  # as ranks of a run do

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from trainer_lab import IPO, make_config
 
+from launchers.role import end_now
 from prl.config import training
 from prl.records import MicroBatch
 from prl.trainer import distributed
@@ -54,3 +55,4 @@ def main() -> None:
 
 
 main()
+end_now(0)  # as ranks of a run do
