@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from prl.assets import bundled_model, bundled_models
 from prl.checkpoint.marker import is_complete, read_step, step_dirs
@@ -68,3 +69,9 @@ def _step_of(weights: Path) -> float:
     """Weights that do not tell their step were put there by hand: they count as the newest."""
     file = weights / EXPORTED_STEP
     return int(json.loads(file.read_text())["step"]) if file.is_file() else math.inf
+
+
+def read_model_config(directory: Path) -> dict[str, Any]:
+    """A model's `config.json`, with what it says of its text part on top. Raises OSError if there is none."""
+    told = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return {**told, **told.get("text_config", {})}

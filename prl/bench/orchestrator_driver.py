@@ -33,8 +33,8 @@ from prl.orchestrator.lag import LagProbe
 from prl.orchestrator.loop import MainLoop
 from prl.orchestrator.main import favour_the_loop, forget_the_imports
 from prl.records import WeightVersion
-from prl.run_dir import RunDir, write_atomic
-from prl.sync.versions import MARKER
+from prl.run_dir import RunDir
+from prl.sync.versions import mark_complete
 
 BARE_TASKS = 64
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
@@ -143,7 +143,7 @@ class NoTrainer:
         path = self._broadcasts / f"step_{version}"
         path.mkdir(parents=True)
         record = WeightVersion(version, str(path), f"v{version}", 0)
-        write_atomic(path / MARKER, json.dumps(asdict(record)))
+        mark_complete(record)
 
 
 async def orchestrated(config: RlConfig, run: RunDir, address: str, engine: str, meter: Meter) -> None:

@@ -15,6 +15,9 @@ STACKED = ("qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Stacked parameter -> the projections in it, one after the other along each expert's rows."""
 
+PARTS = tuple(part for parts in PROJECTIONS.values() for part in parts)
+"""All projections of an expert."""
+
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 _ADAPTERS = re.compile(r"(.*\.experts)\.lora_([AB])_(gate_proj|up_proj|down_proj)")
 
@@ -32,13 +35,15 @@ def split_experts(config: Any, name: str, tensor: Tensor) -> dict[str, Tensor]:
     """
     if not is_stacked(config, name):
         return {name: tensor}
-    experts, kind = name.rsplit(".", 1)
-    parts = PROJECTIONS[kind]
-    return {
-        f"{experts}.{index}.{part}.weight": matrix
-        for index, expert in enumerate(tensor)
-        for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True)
-    }
+    parts = len(PROJECTIONS[name.rpartition(".")[2]])
+    matrices = [matrix for expert in tensor for matrix in expert.chunk(parts)]
+    return dict(zip(weight_names(name, len(tensor)), matrices, strict=True))
+
+
+def weight_names(name: str, count: int) -> list[str]:
+    """Names in files of the matrices in stacked parameter `name` of `count` experts, as they lie in it."""
+    experts, _, kind = name.rpartition(".")
+    return [f"{experts}.{index}.{part}.weight" for index in range(count) for part in PROJECTIONS[kind]]
 
 
 def adapter_names(name: str, shape: Sequence[int]) -> list[str] | None:

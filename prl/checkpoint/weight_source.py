@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from prl.checkpoint.experts import PROJECTIONS, adapter_names, is_stacked
+from prl.checkpoint.experts import adapter_names, is_stacked, weight_names
 from prl.checkpoint.fragments import ZeroFragment
 from prl.checkpoint.reader import CheckpointReader
 from prl.sync.weight_files import DTYPES, WeightFiles
@@ -169,9 +169,7 @@ def adapter_pieces(stored: str, spec: Spec) -> dict[str, Piece]:
     """By PEFT's name, what lies in the stored tensor `model.<parameter>`: all of it, or experts' matrices."""
     name = stored.removeprefix(PREFIX)
     if names := adapter_names(name, spec.shape):
-        part = Spec(spec.shape[1:], spec.dtype)
-        size = math.prod(part.shape)
-        return {PEFT_PREFIX + n: Piece(stored, index * size, part) for index, n in enumerate(names)}
+        return _in_turn(stored, [PEFT_PREFIX + n for n in names], Spec(spec.shape[1:], spec.dtype))
     plain = name.replace(".default.weight", ".weight") if is_low_rank(stored) else name
     return {PEFT_PREFIX + plain: Piece(stored, 0, spec)}
 
@@ -196,8 +194,12 @@ def pieces(stored: str, spec: Spec, config: Mapping[str, Any]) -> dict[str, Piec
     name = stored.removeprefix(PREFIX)
     if not is_stacked(config, name):
         return {name: Piece(stored, 0, spec)}
-    experts, kind = name.rsplit(".", 1)
     count, rows, columns = spec.shape
-    names = [f"{experts}.{index}.{part}.weight" for index in range(count) for part in PROJECTIONS[kind]]
-    part = Spec((rows * count // len(names), columns), spec.dtype)
-    return {n: Piece(stored, index * math.prod(part.shape), part) for index, n in enumerate(names)}
+    names = weight_names(name, count)
+    return _in_turn(stored, names, Spec((rows * count // len(names), columns), spec.dtype))
+
+
+def _in_turn(stored: str, names: Iterable[str], part: Spec) -> dict[str, Piece]:
+    """Matrices of one shape that lie one after the other in a stored tensor."""
+    size = math.prod(part.shape)
+    return {name: Piece(stored, index * size, part) for index, name in enumerate(names)}

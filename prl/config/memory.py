@@ -9,16 +9,15 @@ fragmentation, CUDA contexts and what ZeRO 3 gathers come on top, for which `ROO
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prl.checkpoint.experts import STACKED
+from prl.checkpoint.experts import PARTS, STACKED
 from prl.config.training import EXPERTS
 from prl.inference.roles import replicas, served_model, weight_dtype
-from prl.model_path import resolve_model_path
+from prl.model_path import read_model_config, resolve_model_path
 
 ROOM = 0.9
 """Share of a device that a run may fill by this estimate."""
@@ -89,7 +88,7 @@ class Sizes:
 
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
         """Parameters of rank-`rank` adapters on the matrices of these names, each expert's by `EXPERTS`."""
-        expert = ("gate_proj", "up_proj", "down_proj") if self.experts else ()
+        expert = PARTS if self.experts else ()
         named = set(targets).difference(expert)
         if EXPERTS in targets and self.stacked_experts:
             named.update(expert)
@@ -144,8 +143,7 @@ class Need:
 
 def read_sizes(directory: Path, num_layers: int | None = None) -> Sizes | None:
     """Sizes from `config.json`; None for a model that does not name them in the usual way."""
-    told = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    told = {**told, **told.get("text_config", {})}
+    told = read_model_config(directory)
     try:
         heads, hidden = told["num_attention_heads"], told["hidden_size"]
         experts = (

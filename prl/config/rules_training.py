@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -164,14 +163,13 @@ def _not_shareable(config: Training, size: int) -> Iterator[str]:
 
 def _model_config(config: Training) -> dict[str, Any] | None:
     """The model's config.json; None if it is not there (yet), which the rule about the model tells."""
-    from prl.model_path import resolve_model_path
+    from prl.model_path import read_model_config, resolve_model_path
 
     try:
-        text = (resolve_model_path(config.model) / "config.json").read_text(encoding="utf-8")
+        directory = resolve_model_path(config.model)
+        return read_model_config(directory)
     except (ValueError, OSError):
         return None
-    told = json.loads(text)
-    return {**told, **told.get("text_config", {})}
 
 
 def activations_fit(config: Training) -> Iterator[Problem]:

@@ -8,12 +8,11 @@ members would no longer agree on what comes next.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from torch import Tensor
 
 from prl.config.serving import CollectiveConfig
 from prl.records import WeightVersion
-from prl.run_dir import bind_address, write_atomic
+from prl.run_dir import bind_address
 from prl.sync.bucket import covered_in, view_of
 from prl.sync.fingerprint import Fingerprinter
 from prl.sync.group import Group, Meeting
 from prl.sync.offer import Bucket, Offer, OfferedTensor, bucket_size, write_offer
-from prl.sync.versions import MARKER, versions_on_disk
+from prl.sync.versions import mark_complete, versions_on_disk
 from prl.sync.weight_files import TensorSpec
 
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -62,13 +61,13 @@ class CollectivePublisher:
         record = WeightVersion(version, str(directory), self.config.fingerprint, num_bytes)
         directory.mkdir(exist_ok=True)
         write_offer(directory, offer)
-        _mark(record)
+        mark_complete(record)
         if self._group is None:
             self._group = self._meeting.gather(self.session, self.device)
         prints = Fingerprinter(self.config.fingerprint)
         _send(self._group, offer, tensors(), prints)
         record = replace(record, fingerprint=prints.result())
-        _mark(record)
+        mark_complete(record)
         self._group.settle()
         self._retain(version)
         return record
@@ -141,10 +140,6 @@ def drain(source: Broadcast) -> None:
 
 def _described(name: str, tensor: Tensor) -> OfferedTensor:
     return OfferedTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
-
-def _mark(record: WeightVersion) -> None:
-    write_atomic(Path(record.path) / MARKER, json.dumps(asdict(record)))
 
 
 def _send(group: Group, offer: Offer, tensors: Iterator[tuple[str, Tensor]], prints: Fingerprinter) -> None:

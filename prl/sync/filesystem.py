@@ -7,7 +7,6 @@ directory entries.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -20,9 +19,8 @@ from torch import Tensor
 
 from prl.config.serving import SyncConfig
 from prl.records import WeightVersion
-from prl.run_dir import write_atomic
 from prl.sync.fingerprint import Fingerprinter
-from prl.sync.versions import MARKER, newest_version, read_version, versions_on_disk
+from prl.sync.versions import MARKER, mark_complete, newest_version, read_version, versions_on_disk
 from prl.sync.weight_files import ADAPTER_CONFIG, ADAPTER_FILE, INDEX_FILE
 
 __all__ = ["FilesystemPublisher", "newest_version", "read_version"]
@@ -62,7 +60,7 @@ class FilesystemPublisher:
         _remove(final)
         temporary.rename(final)
         record = WeightVersion(version, str(final), prints.result(), num_bytes)
-        write_atomic(final / MARKER, json.dumps(dataclasses.asdict(record)))
+        mark_complete(record)
         self._retain(version)
         return record
 

@@ -9,9 +9,11 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from prl.records import WeightVersion
+from prl.run_dir import write_atomic
 
 MARKER = "COMPLETE.json"
 POLL_SECONDS = 0.001
@@ -37,6 +39,11 @@ def read_version(broadcasts: Path, version: int) -> WeightVersion:
     directory = broadcasts / f"step_{version}"
     fields = json.loads((directory / MARKER).read_text())
     return WeightVersion(**{**fields, "path": str(directory)})
+
+
+def mark_complete(version: WeightVersion) -> None:
+    """Write the marker of a version; again when more is known of it."""
+    write_atomic(Path(version.path) / MARKER, json.dumps(asdict(version)))
 
 
 def awaited_fingerprint(published: WeightVersion, timeout: float) -> str:

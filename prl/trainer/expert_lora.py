@@ -67,20 +67,22 @@ class AdaptedExperts(nn.Module):
 
     def _project(self, rows: Tensor, ends: Tensor, stack: str) -> Tensor:
         """(W + scaling B A) x of each expert for its run of `rows`, which ends before row `ends[expert]`."""
-        from transformers.integrations.moe import _grouped_linear
-
         added = [self._low_rank(rows, ends, part) for part in PROJECTIONS[stack]]
-        return _grouped_linear(rows, getattr(self, stack), ends) + self.lora_scaling * torch.cat(added, -1)
+        return _grouped(rows, getattr(self, stack), ends) + self.lora_scaling * torch.cat(added, -1)
 
     def _low_rank(self, rows: Tensor, ends: Tensor, part: str) -> Tensor:
-        from transformers.integrations.moe import _grouped_linear
-
         a, b = getattr(self, f"lora_A_{part}"), getattr(self, f"lora_B_{part}")
         if missing := -a.shape[1] % ALIGNED:
             a, b = F.pad(a, (0, 0, 0, missing)), F.pad(b, (0, missing))
         if self.lora_dropout:
             rows = F.dropout(rows, self.lora_dropout, self.training)
-        return _grouped_linear(_grouped_linear(rows, a, ends), b, ends)
+        return _grouped(_grouped(rows, a, ends), b, ends)
+
+
+def _grouped(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    from transformers.integrations.moe import _grouped_linear
+
+    return _grouped_linear(rows, matrices, ends)
 
 
 def expert_modules(policy: PreTrainedModel) -> dict[str, nn.Module]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from prl.checkpoint.experts import PROJECTIONS, is_stacked
+from prl.checkpoint.experts import PARTS, is_stacked
 from prl.config.training import EXPERTS, LoraConfig
 from prl.trainer.expert_lora import ExpertAdapter, expert_modules, install_expert_adapters
 
@@ -152,7 +152,7 @@ def peft_config(adapter: Mapping[str, Any]) -> dict[str, Any]:
     """
     targets = set(adapter["target_modules"])
     if EXPERTS in targets:
-        targets = targets - {EXPERTS} | {part for parts in PROJECTIONS.values() for part in parts}
+        targets = targets - {EXPERTS} | set(PARTS)
     told = {key: value for key, value in adapter.items() if key != TIED}
     return told | {"target_modules": sorted(targets)}
 

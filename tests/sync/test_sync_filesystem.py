@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from prl.config.serving import SyncConfig
-from prl.sync import filesystem
+from prl.sync import versions
 from prl.sync.filesystem import FilesystemPublisher, newest_version, read_version
 from prl.sync.fingerprint import fingerprint
 from prl.sync.weight_files import WeightFiles
@@ -149,13 +149,13 @@ def test_a_directory_without_its_marker_is_no_version(tmp_path):
 
 def test_the_marker_is_the_last_file_to_appear(tmp_path, monkeypatch):
     complete_when_marked = []
-    real = filesystem.write_atomic
+    real = versions.write_atomic
 
     def spy(path, text):
         complete_when_marked.append(sorted(entry.name for entry in path.parent.iterdir()))
         real(path, text)
 
-    monkeypatch.setattr(filesystem, "write_atomic", spy)
+    monkeypatch.setattr(versions, "write_atomic", spy)
     publisher(tmp_path).publish(1, weights(1).items())
     assert complete_when_marked == [["model-00001.safetensors", "model.safetensors.index.json"]]
 

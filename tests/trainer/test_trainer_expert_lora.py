@@ -12,7 +12,7 @@ from test_trainer_lora import ADAMW, STEPS
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.nn.utils import parametrize
-from trainer_lab import IPO, load_reference, make_config, make_moe, pack, reference_loss
+from trainer_lab import IPO, load_reference, make_config, make_moe, pack, reference_steps
 
 from prl.config import training
 from prl.trainer.distributed import World
@@ -75,14 +75,7 @@ def reference(directory: Path, initial: dict[str, torch.Tensor], steps: list[Any
             merged[f"{path}.{stack}"] = (model.get_submodule(path), stack)
     params = list(trained.values())
     optimizer = torch.optim.AdamW(params, lr=1e-2, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0)
-    losses, norms = [], []
-    for sequences in steps:
-        optimizer.zero_grad()
-        loss = reference_loss(model, sequences)
-        loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(params, 1.0)))
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses, norms = reference_steps(model, steps, optimizer)
     weights = {name: getattr(module, stack).detach() for name, (module, stack) in merged.items()}
     return {"losses": losses, "norms": norms, "trained": trained, "weights": weights}
 

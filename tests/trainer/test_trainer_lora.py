@@ -14,7 +14,7 @@ from trainer_lab import (
     make_config,
     make_sequences,
     pack,
-    reference_loss,
+    reference_steps,
     sequence_logprobs,
 )
 
@@ -54,14 +54,7 @@ def reference(directory: Path, initial: dict[str, tuple[torch.Tensor, torch.Tens
         parametrize.register_parametrization(model.get_submodule(name), "weight", parts[name])
     params = [p for part in parts.values() for p in part.parameters()]
     optimizer = torch.optim.AdamW(params, lr=1e-2, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0)
-    losses, norms = [], []
-    for sequences in STEPS:
-        optimizer.zero_grad()
-        loss = reference_loss(model, sequences)
-        loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(params, 1.0)))
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses, norms = reference_steps(model, STEPS, optimizer)
     return {"losses": losses, "norms": norms, "parts": parts, "model": model}
 
 

@@ -17,7 +17,7 @@ from trainer_lab import (
     make_config,
     make_model,
     pack,
-    reference_loss,
+    reference_steps,
     sequence_logprobs,
 )
 
@@ -67,14 +67,7 @@ def reference(directory: Path, initial: Any, whole: list[str]) -> tuple[list[flo
         parametrize.register_parametrization(model.get_submodule(name), "weight", part)
         params += list(part.parameters())
     optimizer = torch.optim.AdamW(params, lr=1e-2, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.0)
-    losses = []
-    for sequences in STEPS:
-        optimizer.zero_grad()
-        loss = reference_loss(model, sequences)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses, _ = reference_steps(model, STEPS, optimizer)
     return losses, model
 
 

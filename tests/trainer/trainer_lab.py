@@ -203,7 +203,18 @@ def reference_run(
 ) -> dict[str, Any]:
     """Losses, pre-clip norms and final weights of a plain float64 loop over lone sequences."""
     model = load_reference(directory)
-    optimizer = make_optimizer(model)
+    losses, norms = reference_steps(model, steps, make_optimizer(model), max_norm, factor)
+    return {"losses": losses, "norms": norms, "weights": dict(model.named_parameters())}
+
+
+def reference_steps(
+    model: torch.nn.Module,
+    steps: list[list[MicroBatch]],
+    optimizer: Any,
+    max_norm: float | None = 1.0,
+    factor: Any = lambda step: 1.0,
+) -> tuple[list[float], list[float]]:
+    """(losses, pre-clip norms) of the plain loop, which trains what `optimizer` holds."""
     peaks = [group["lr"] for group in optimizer.param_groups]
     losses, norms = [], []
     for step, sequences in enumerate(steps, 1):
@@ -215,7 +226,7 @@ def reference_run(
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm or float("inf"))))
         optimizer.step()
         losses.append(float(value.detach()))
-    return {"losses": losses, "norms": norms, "weights": dict(model.named_parameters())}
+    return losses, norms
 
 
 def spawn(
