@@ -3,8 +3,8 @@
 Bytes per parameter follow the trainer's own layout (float32 gradients, float32 masters under ZeRO);
 activations count what autograd keeps of a layer with fused attention, as Korthikanti et al. (2022) do.
 Of peaks measured on H200s (0.6B and 4B, 8k to 64k tokens a row, compiled, with and without recomputation,
-ZeRO 1 and 2, one and two ranks) the sum is within 3 %. An estimate for a verdict all the same: allocator
-fragmentation, CUDA contexts and what ZeRO 3 gathers come on top, for which `ROOM` is left.
+ZeRO 1 to 3, one and two ranks) the sum is within 3 %. An estimate for a verdict all the same: allocator
+fragmentation and CUDA contexts come on top, for which `ROOM` is left.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ HEAD_BYTES_FUSED, HEAD_BYTES = 8, 20
 """Bytes for each logit of such a block: in the compiled kernels, and step by step without them."""
 REDUCE_BUCKET = 500_000_000
 """Gradients that ZeRO 2 collects before it sends them; two buckets take turns."""
+REDUCE_AT_LEAST = 1 << 26
+"""ZeRO 3 sends the gradients of a layer together, or so many elements if a layer has less."""
+LIVE_AT_LEAST = 1_000_000_000
+"""Gathered elements that ZeRO 3 may leave until they are used again, or three layers if these are more."""
 MOMENTS = {"adamw": 2, "sgd": 1, "muon": 1, "sign_sgd": 0}
 """Float32 values that an optimizer keeps for each parameter, beside the master copy."""
 
@@ -74,13 +78,17 @@ class Sizes:
         return attention + expert * max(1, self.experts) + router
 
     @property
-    def parameters(self) -> int:
-        """Parameters of the whole model; tied embeddings count once."""
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
         norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
         biases = (self.heads + 2 * self.kv_heads) * self.head_dim if self.attention_bias else 0
-        layer = sum(rows * columns for _, rows, columns in self.projections) + norms + biases
+        return sum(rows * columns for _, rows, columns in self.projections) + norms + biases
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model; tied embeddings count once."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * layer + self.hidden
+        return embeddings + self.layers * self.layer_parameters + self.hidden
 
     def kv_bytes(self, width: int) -> int:
         """Bytes of one token's keys and values, elements of `width` bytes, in all layers."""
@@ -201,15 +209,21 @@ def trainer_need(config: Any, sizes: Sizes, on_gpu: bool) -> Need:
         gradients=learned * FLOAT32 / shards["gradients"],
         optimizer=0 if zero.offload_optimizer else optimizer,
         activations=kept.always * width + (0 if start_moves else starts) + logits,
-        buffers=_buckets(sizes, width, bool(lora.rank)) if stage == 2 and on_gpu else 0,
+        buffers=_buffers(sizes, stage, ranks, width, bool(lora.rank)) if on_gpu else 0,
         host=sum(size for size, away in moved if away),
     )
 
 
-def _buckets(sizes: Sizes, width: int, adapters: bool) -> float:
-    """Bytes of what gradients are sent from; they go in float32, one too large for a bucket by itself."""
-    largest = 0 if adapters else sizes.vocabulary * sizes.hidden
-    return 2 * REDUCE_BUCKET * width + largest * FLOAT32
+def _buffers(sizes: Sizes, stage: int, ranks: int, width: int, adapters: bool) -> float:
+    """Bytes of what gradients are sent from, in float32, and of the weights that several ranks gather."""
+    if stage < 2:
+        return 0
+    if stage == 2:
+        alone = 0 if adapters else sizes.vocabulary * sizes.hidden  # too large for a bucket
+        return 2 * REDUCE_BUCKET * width + alone * FLOAT32
+    layer = sizes.layer_parameters
+    gathered = min(sizes.parameters, max(LIVE_AT_LEAST, 3 * layer)) if ranks > 1 else 0
+    return max(REDUCE_AT_LEAST, layer) * FLOAT32 + gathered * width
 
 
 def engine_need(config: Any, sizes: Sizes, on_gpu: bool, device_bytes: float | None) -> Need:

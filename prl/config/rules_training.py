@@ -113,9 +113,6 @@ def zero_stage_allows(config: Training) -> Iterator[Problem]:
     if zero.offload_optimizer and config.optim.name == "muon":
         reason = "optim=muon orthogonalises on the device"
         yield Problem("zero.offload_optimizer", True, reason, "Choose optim=adamw.", ("optim.name",))
-    if zero.stage == 3 and config.trainer.compile:
-        reason = "recompiles without end when zero.stage = 3"
-        yield Problem("trainer.compile", True, reason, "Choose zero=1 or zero=2.", ("zero.stage",))
     if zero.hpz_partition_size == 1:
         return
     if zero.stage != 3:

@@ -31,6 +31,7 @@ from prl.trainer.published import Published, adapter_weights, buckets, merged_we
 from prl.trainer.routing import RouterWatch
 from prl.trainer.schedulers import build_schedule
 from prl.trainer.sequence_parallel import check_sequence, join_sequence_group
+from prl.trainer.sharded_layers import forget_engine, layer_buckets, shard_by_layers
 from prl.trainer.zero import check_zero, deepspeed_config, effective_stage, shard_as_built
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class TrainEngine:
         model: PreTrainedModel | None = None,
     ) -> None:
         """`model`: a policy made by `make_policy`; None loads the one of `config.model`."""
-        check_zero(config.zero, config.optim, config.trainer.compile)
+        check_zero(config.zero, config.optim)
         self.world = world
         self.device = world.device
         self._kernels = kernel_choice(world.device)
@@ -90,6 +91,9 @@ class TrainEngine:
         self.model = model or load_policy(config.model, config.trainer, world.device, config.seed, sharded)
         self.model.to(world.device)
         install_lora(self.model, config.lora, config.seed)
+        if self.stage == 3:
+            shard_by_layers(self.model)
+            settings["zero_optimization"] |= layer_buckets(self.model)
         if world.sequence > 1:
             check_sequence(self.model.config, world.sequence)
             self.model.sequence_group = join_sequence_group(world)
@@ -188,6 +192,8 @@ class TrainEngine:
         """Wait for a save that is under way; release DeepSpeed's hooks and buffers."""
         self.saver.wait()
         self.deepspeed.destroy()
+        if self.stage == 3:
+            forget_engine(self.model)
         del self.deepspeed, self.model, self.optimizer
         gc.collect()
 

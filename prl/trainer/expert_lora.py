@@ -98,7 +98,7 @@ def expert_modules(policy: PreTrainedModel) -> dict[str, nn.Module]:
 
 def install_expert_adapters(policy: PreTrainedModel, lora: LoraConfig) -> None:
     """Give all experts adapters that change nothing yet: A as PEFT draws it (torch's generator), B = 0."""
-    for path, module in expert_modules(policy).items():
+    for module in expert_modules(policy).values():
         for stack, parts in PROJECTIONS.items():
             base = getattr(module, stack)
             experts, rows, columns = getattr(base, "ds_shape", base.shape)
@@ -111,19 +111,6 @@ def install_expert_adapters(policy: PreTrainedModel, lora: LoraConfig) -> None:
                 module.register_parameter(f"lora_B_{part}", nn.Parameter(b.to(base.device)))
         module.lora_scaling, module.lora_dropout = lora.alpha / lora.rank, lora.dropout
         module.__class__ = _adapted(type(module))
-        policy.get_submodule(path.rpartition(".")[0]).register_forward_pre_hook(_expect_gradient)
-
-
-def _expect_gradient(block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    """Let the input of a mixture want a gradient although nothing before it is trained.
-
-    To ZeRO 3 a mixture's backward is over when its input has its gradient: at once where that wants none, and
-    then A and B have theirs too late.
-    """
-    sharded = hasattr(next(block.parameters()), "ds_id")
-    if not sharded or not torch.is_grad_enabled() or inputs[0].requires_grad:
-        return None
-    return inputs[0].detach().requires_grad_(), *inputs[1:]
 
 
 @cache

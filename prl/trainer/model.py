@@ -16,7 +16,7 @@ from prl.config.training import ModelConfig, TrainerConfig
 from prl.model_path import resolve_model_path
 from prl.trainer.attention import PACKED, register_packed_attention
 from prl.trainer.lm_head import EAGER, compiled_kernels, install_chunked_head, shift_right
-from prl.trainer.recompute import compile_layers, install_recompute
+from prl.trainer.recompute import prepare_layers
 from prl.trainer.zero import initialise_shards
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def make_policy(policy: PreTrainedModel, trainer: TrainerConfig) -> PreTrainedMo
     kernels = compiled_kernels() if trainer.compile else EAGER
     install_chunked_head(policy.get_output_embeddings(), trainer.lm_head_chunk, kernels)
     policy.forward = types.MethodType(policy_forward, policy)
-    install_recompute(policy, trainer)
-    if trainer.compile:
-        compile_layers(policy)
+    prepare_layers(policy, trainer)
     return policy
 
 

@@ -1,4 +1,4 @@
-"""Activation memory: what is computed again in backward, and what waits for it in host memory."""
+"""The repeated layers: what is computed again in backward, what waits in host memory, what is compiled."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def install_recompute(policy: PreTrainedModel, trainer: TrainerConfig) -> None:
-    """Apply `trainer.recompute` and `trainer.offload_activations` to every layer, in place.
+def prepare_layers(
+    policy: PreTrainedModel, trainer: TrainerConfig, backend: str | Callable[..., Any] = "inductor"
+) -> None:
+    """Apply `trainer.recompute`, `offload_activations` and `compile` to every layer, in place.
 
     `full` keeps the input of each layer and computes the layer again. `selective` computes only the
     feed-forward part again: it holds most of a layer's activations and little of a long row's work, which is
-    in attention. Raises ValueError for a model without layers of the usual kind.
+    in attention. Layers that are alike share one compiled graph, made by `backend`; the norm after them is
+    compiled too. Only what a layer computes is wrapped: hooks on it run once a pass, outside of graphs and of
+    what is computed again. Raises ValueError for a model without layers of the usual kind.
     """
-    if trainer.recompute == "none":
+    if trainer.recompute == "none" and not trainer.compile:
         return
-    run = partial(_checkpointed, _where_saved(trainer.offload_activations))
     layers = decoder_layers(policy)
-    for layer in layers:
-        if trainer.recompute == "full":
-            layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = run
-        else:
-            feed_forward = getattr(layer, "mlp", None)
-            if feed_forward is None:
-                kind = type(layer).__name__
-                raise ValueError(
-                    f"trainer.recompute=selective: {kind} has no `mlp`; use trainer.recompute=full"
-                )
-            feed_forward.__class__ = _recomputed(type(feed_forward), trainer.offload_activations)
+    if trainer.recompute == "selective":
+        for layer in layers:
+            _recompute_feed_forward(layer, trainer.offload_activations)
+    if trainer.compile:
+        norm = getattr(policy.base_model, "norm", None)
+        for module in [*layers, *([norm] if isinstance(norm, nn.Module) else [])]:
+            module.forward = torch.compile(module.forward, backend=backend)
+    if trainer.recompute == "full":
+        saving = _where_saved(trainer.offload_activations)
+        for layer in layers:
+            layer.forward = partial(_checkpointed, saving, layer.forward)
 
 
 def decoder_layers(policy: PreTrainedModel) -> list[Any]:
     """The repeated layers. Raises ValueError if there are none of the usual kind."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in policy.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = usual_layers(policy)
     if not layers:
         raise ValueError(
             f"{type(policy).__name__} has no layers that can be recomputed or compiled one by one: "
@@ -56,12 +56,19 @@ def decoder_layers(policy: PreTrainedModel) -> list[Any]:
     return layers
 
 
-def compile_layers(policy: PreTrainedModel) -> None:
-    """torch.compile each layer and the norm after them: many small graphs that are alike compile once."""
-    layers = decoder_layers(policy)
-    norm = getattr(policy.base_model, "norm", None)
-    for module in [*layers, *([norm] if isinstance(norm, nn.Module) else [])]:
-        module.compile()
+def usual_layers(policy: nn.Module) -> list[Any]:
+    """The layers that transformers would checkpoint; a model of another make has none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in policy.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _recompute_feed_forward(layer: nn.Module, offload: bool) -> None:
+    feed_forward = getattr(layer, "mlp", None)
+    if feed_forward is None:
+        kind = type(layer).__name__
+        raise ValueError(f"trainer.recompute=selective: {kind} has no `mlp`; use trainer.recompute=full")
+    feed_forward.__class__ = _recomputed(type(feed_forward), offload)
 
 
 @cache

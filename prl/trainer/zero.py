@@ -23,7 +23,7 @@ def effective_stage(zero: ZeroConfig, dtype: torch.dtype) -> int:
     return 1 if zero.stage == 0 and dtype == torch.bfloat16 else zero.stage
 
 
-def check_zero(zero: ZeroConfig, optim: OptimConfig, compile_layers: bool) -> None:
+def check_zero(zero: ZeroConfig, optim: OptimConfig) -> None:
     """Raises ValueError for combinations that DeepSpeed does not do or does wrongly."""
     if zero.offload_optimizer and zero.stage == 0:
         raise ValueError("zero.offload_optimizer=true needs zero.stage of 1 to 3; use zero=1")
@@ -35,8 +35,6 @@ def check_zero(zero: ZeroConfig, optim: OptimConfig, compile_layers: bool) -> No
         raise ValueError(
             "optim=muon works on the device; set zero.offload_optimizer=false or use optim=adamw"
         )
-    if compile_layers and zero.stage == 3:
-        raise ValueError("trainer.compile=true recompiles without end under zero=3; use zero=1 or zero=2")
 
 
 def deepspeed_config(
@@ -108,6 +106,8 @@ def _zero_section(zero: ZeroConfig, stage: int, on_gpu: bool) -> dict[str, Any]:
     if stage == 3:
         section["stage3_param_persistence_threshold"] = zero.param_persistence_threshold
         section["zero_hpz_partition_size"] = zero.hpz_partition_size
+        # DeepSpeed's own linear function, put in torch's place, makes compiled layers differ from each other.
+        section["memory_efficient_linear"] = False
         if zero.offload_parameters:
             section["offload_param"] = host
     return section

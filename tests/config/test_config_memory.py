@@ -156,6 +156,9 @@ def test_activations_shrink_with_recomputation_and_grow_with_rows(rl, tmp_path: 
         (QWEN3_0_6B, 16384, "full", ["zero=2"], 14.7),
         (QWEN3_0_6B, 16384, "full", ["zero=1", "cluster.train_ranks=2"], 8.8),
         (QWEN3_0_6B, 16384, "full", ["zero=2", "cluster.train_ranks=2"], 10.2),
+        (QWEN3_0_6B, 16384, "full", ["zero=3"], 12.5),
+        (QWEN3_0_6B, 16384, "full", ["zero=3", "cluster.train_ranks=2"], 8.5),
+        (QWEN3_4B, 16384, "full", ["zero=3"], 73.4),
     ],
 )
 def test_the_estimate_is_near_what_was_measured_on_a_gpu(

@@ -115,7 +115,6 @@ REFUSED = [
         "zero=3 zero.hpz_partition_size=2",
         "zero.hpz_partition_size = 2: cluster.train_ranks = 1 is not a multiple",
     ),
-    ("zero=3 trainer.compile=true", "trainer.compile = true: recompiles without end"),
     (
         "cluster.train_ranks=3 trainer.sequence_parallel=2",
         "trainer.sequence_parallel = 2: cluster.train_ranks = 3 is not a multiple of it.",

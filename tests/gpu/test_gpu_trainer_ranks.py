@@ -1,18 +1,21 @@
-"""Two trainer ranks over NCCL equal one: ZeRO 1, 2, 3, sequence parallelism, checkpoints. Needs two GPUs.
+"""Two trainer ranks over NCCL equal one: ZeRO 1, 2, 3, sequence parallelism, checkpoints.
 
 NCCL_NVLS_ENABLE=0 python -m pytest -m gpu tests/gpu/test_gpu_trainer_ranks.py
+
+Needs two GPUs, or one that both ranks share: NCCL 2.30 allows it when NCCL_MULTI_RANK_GPU_ENABLE=1 is set.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-if torch.cuda.device_count() < 2:
-    pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
+if torch.cuda.device_count() < (1 if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" else 2):
+    pytest.skip("needs two NVIDIA GPUs, or one that NCCL 2.30 lets two ranks share", allow_module_level=True)
 
 from gpu_lab import make_model, spawn
 from safetensors.torch import load_file
@@ -28,8 +31,13 @@ def cases() -> dict[str, Any]:
     for stage in STAGES:
         for dtype in ("float32", "bfloat16"):
             found[f"{dtype}-{stage}"] = {"zero": {"stage": stage}, "trainer": {"dtype": dtype}}
-    more = {"dtype": "float32", "recompute": "full"}
-    return found | {"recompute-3": {"zero": {"stage": 3}, "trainer": more}}
+    sharded = {"zero": {"stage": 3}}
+    for recompute in ("full", "selective"):
+        found[f"{recompute}-3"] = {**sharded, "trainer": {"dtype": "float32", "recompute": recompute}}
+    for recompute in ("none", "full"):
+        more = {"dtype": "float32", "recompute": recompute, "compile": True}
+        found[f"compiled-{recompute}-3"] = {**sharded, "trainer": more}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +78,10 @@ def test_two_ranks_equal_one(
     assert apart(results["out"] / "two" / file, results["out"] / "one" / file) < share
 
 
-@pytest.mark.parametrize("name", ["recompute-3", "hpz"])
-def test_recomputation_and_secondary_partitions_change_nothing(name: str, results: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["full-3", "selective-3", "compiled-none-3", "compiled-full-3", "hpz"])
+def test_recomputation_compilation_and_secondary_partitions_change_nothing(
+    name: str, results: dict[str, Any]
+) -> None:
     assert results["two"][name]["losses"] == pytest.approx(results["one"]["float32-3"]["losses"], rel=1e-4)
     expected = results["out"] / "one" / "float32-3.safetensors"
     assert apart(results["out"] / "two" / f"{name}.safetensors", expected) < 1e-3
@@ -84,8 +94,10 @@ def test_recomputation_and_secondary_partitions_change_nothing(name: str, result
 def test_ranks_that_share_rows_equal_one(
     name: str, same: str, rel: float, share: float, results: dict[str, Any]
 ) -> None:
+    """In bfloat16 the loss is what is left of advantages that cancel: its rounding counts absolutely."""
+    least = 1e-3 if same.startswith("bfloat16") else 1e-5
     for key, values in results["one"][same].items():
-        assert results["shared"][name][key] == pytest.approx(values, rel=rel, abs=1e-5), key
+        assert results["shared"][name][key] == pytest.approx(values, rel=rel, abs=least), key
     out = results["out"]
     assert apart(out / "shared" / f"{name}.safetensors", out / "one" / f"{same}.safetensors") < share
 
@@ -98,4 +110,6 @@ def test_a_save_beside_the_training_holds_the_step_it_was_asked_for(
     found = results["two"][f"resume-{stage}"]
     first, second = found["losses"]
     assert second == pytest.approx(first, rel=1e-4) and found["gap"] < 1e-3
-    assert found["devices"] == [[0], [1]], "the thread that saves is on the GPU of its rank"
+    assert found["devices"] == [[0], [1 % torch.cuda.device_count()]], (
+        "the thread that saves is on the GPU of its rank"
+    )

@@ -19,7 +19,7 @@ from prl.trainer.distributed import World
 from prl.trainer.engine import TrainEngine
 from prl.trainer.expert_lora import AdaptedExperts, expert_adapters, expert_modules, install_expert_adapters
 from prl.trainer.lora import adapter_config, install_lora, is_low_rank, peft_config
-from prl.trainer.recompute import decoder_layers, install_recompute
+from prl.trainer.recompute import prepare_layers
 from prl.trainer.step import train_step
 
 LORA = training.LoraConfig(rank=3, alpha=6.0, targets=["experts", "not_there"])
@@ -150,12 +150,10 @@ def test_layers_compile_once_and_give_the_plain_gradients(recompute: str, tmp_pa
         install_lora(policy, training.LoraConfig(rank=3), 0)
         disturb(policy)
     expected_hidden, expected = gradients(policies[0])
-    install_recompute(policies[1], training.TrainerConfig(recompute=recompute))
     torch._dynamo.reset()
     counters.clear()
     backend = CompileCounterWithBackend("aot_eager")
-    for layer in decoder_layers(policies[1]):
-        layer.compile(backend=backend)
+    prepare_layers(policies[1], training.TrainerConfig(recompute=recompute, compile=True), backend)
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         hidden, found = gradients(policies[1])
     torch._dynamo.reset()

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from prl.config.training import TrainerConfig
-from prl.trainer.recompute import decoder_layers, install_recompute
+from prl.trainer.recompute import decoder_layers, prepare_layers
 
 LAYERS = 12
 """More than the eight graphs after which dynamo leaves a function uncompiled."""
@@ -43,10 +43,8 @@ def gradients(policy: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 def test_layers_compile_once_and_give_the_plain_gradients(recompute: str) -> None:
     expected_hidden, expected = gradients(make_policy())
     policy = make_policy()
-    install_recompute(policy, TrainerConfig(recompute=recompute))
     backend = CompileCounterWithBackend("aot_eager")
-    for layer in decoder_layers(policy):
-        layer.compile(backend=backend)
+    prepare_layers(policy, TrainerConfig(recompute=recompute, compile=True), backend)
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         hidden, found = gradients(policy)
     assert 1 <= backend.frame_count <= 3, "one graph for all layers, but for a break inside"
@@ -61,7 +59,7 @@ def test_layers_compile_once_and_give_the_plain_gradients(recompute: str) -> Non
 def test_only_the_feed_forward_part_is_computed_again(offload: bool) -> None:
     policy = make_policy()
     calls = {"mlp": 0, "self_attn": 0}
-    install_recompute(policy, TrainerConfig(recompute="selective", offload_activations=offload))
+    prepare_layers(policy, TrainerConfig(recompute="selective", offload_activations=offload))
 
     def count(name: str) -> Any:
         def hook(*_: Any) -> None:
@@ -82,7 +80,7 @@ def test_parts_keep_the_names_of_their_classes() -> None:
     """Others find them by it, and by what they are."""
     policy = make_policy()
     kinds = [type(layer.mlp) for layer in decoder_layers(policy)]
-    install_recompute(policy, TrainerConfig(recompute="selective"))
+    prepare_layers(policy, TrainerConfig(recompute="selective"))
     changed = {type(layer.mlp) for layer in decoder_layers(policy)}
     assert len(changed) == 1 and changed.isdisjoint(kinds)
     assert changed.pop().__name__ == kinds[0].__name__

@@ -11,7 +11,7 @@ import torch
 from prl.config.compose import compose_job
 from prl.config.errors import ConfigErrors
 from prl.config.training import AdamWConfig, TrainerConfig, ZeroConfig
-from prl.trainer.recompute import compile_layers, install_recompute
+from prl.trainer.recompute import prepare_layers
 from prl.trainer.zero import deepspeed_config
 
 FULL = "trainer.recompute=full"
@@ -65,10 +65,10 @@ def test_adapters_of_experts_are_published_merged(tmp_path: Path) -> None:
 def test_models_without_the_usual_layers_are_refused() -> None:
     plain = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="Linear has no layers that can be recomputed"):
-        install_recompute(plain, TrainerConfig(recompute="full"))
+        prepare_layers(plain, TrainerConfig(recompute="full"))
     with pytest.raises(ValueError, match="no layers"):
-        compile_layers(plain)
-    install_recompute(plain, TrainerConfig())
+        prepare_layers(plain, TrainerConfig(compile=True))
+    prepare_layers(plain, TrainerConfig())
 
 
 def test_gradients_leave_bfloat16_at_once() -> None:
