@@ -175,11 +175,11 @@ def activations_fit(config: Training) -> Iterator[Problem]:
         reason = "nothing is computed again, so there is nothing to start from"
         remedy = "Set trainer.recompute=full or selective."
         yield Problem("trainer.offload_activations", True, reason, remedy, ("trainer.recompute",))
-    elif trainer.offload_activations and trainer.compile:
-        reason = "compiled layers would fall apart at every tensor that moves"
-        yield Problem(
-            "trainer.offload_activations", True, reason, "Set trainer.compile=false.", ("trainer.compile",)
-        )
+    elif trainer.offload_activations and trainer.compile and trainer.recompute == "selective":
+        reason = "compiled layers would fall apart where a part of them is computed again"
+        remedy = "Set trainer.recompute=full or trainer.compile=false."
+        involves = ("trainer.recompute", "trainer.compile")
+        yield Problem("trainer.offload_activations", True, reason, remedy, involves)
 
 
 def adapters_have_targets(config: Training) -> Iterator[Problem]:

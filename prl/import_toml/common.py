@@ -169,10 +169,10 @@ def model_keys(tree: Tree, notes: Translation) -> None:
     )
     _adapters(tree, notes)
     notes.drop(tree, MODEL_WITHOUT)
-    compiled = _switch(tree, "compile", notes, "trainer.compile")
+    _switch(tree, "compile", notes, "trainer.compile")
     _recompute(tree, notes)
     reshard = tree.take("reshard_after_forward")
-    stage = "2" if reshard is False or compiled else "3"  # stage 3 would recompile without end
+    stage = "2" if reshard is False else "3"
     origin = tree.full("reshard_after_forward") if reshard is not ABSENT else ""
     for key in ("fsdp_cpu_offload", "full_offload"):
         block = tree.take(key, False)
@@ -225,15 +225,13 @@ def _recompute(tree: Tree, notes: Translation) -> None:
     notes.without.pop(f"{tree.full('ac')}.mode", None)
 
 
-def _switch(tree: Tree, key: str, notes: Translation, target: str) -> bool:
+def _switch(tree: Tree, key: str, notes: Translation, target: str) -> None:
     """An optional block whose presence, even empty, switches it on."""
     if not tree.has(key):
-        return False
+        return
     value = tree.take(key)
-    on = value is True or isinstance(value, dict)
-    notes.put(target, on, tree.full(key))
+    notes.put(target, value is True or isinstance(value, dict), tree.full(key))
     _inner(value, tree.full(key), ("fullgraph", "mode"), "each layer is compiled by itself", notes)
-    return on
 
 
 def _chunk(value: Any) -> int:

@@ -58,13 +58,15 @@ def of_eval(notes: Translation) -> None:
 def training(notes: Translation) -> None:
     """Model and memory: whole layers are computed again, and what can be is kept in host memory."""
     _defaults(notes, {"model.name": MODEL, "model.teacher": None})
-    compiled = bool(notes.values.get("trainer.compile"))
-    if "trainer.compile" not in notes.values:
-        reason = "off: ZeRO 3 would recompile without end; trainer.compile=true with zero=2"
-        notes.unsaid["compile"] = reason
+    notes.default("trainer.compile", True)
     notes.default("trainer.recompute", "full")
-    again = notes.values["trainer.recompute"] != "none"
-    notes.default("trainer.offload_activations", again and not compiled)
+    again = notes.values["trainer.recompute"]
+    apart = again == "selective" and notes.values["trainer.compile"]
+    if apart and "trainer.offload_activations" not in notes.values:
+        notes.unsaid["ac_offloading"] = (
+            "off: trainer.recompute=selective cannot move tensors of compiled layers"
+        )
+    notes.default("trainer.offload_activations", again != "none" and not apart)
     on_device = notes.choices.get("optim") == "muon"
     if on_device and "zero.offload_optimizer" not in notes.values:
         notes.unsaid["optim_cpu_offload"] = "off: optim=muon orthogonalises on the device"

@@ -16,7 +16,7 @@ from prl.config.training import ModelConfig, TrainerConfig
 from prl.model_path import resolve_model_path
 from prl.trainer.attention import PACKED, register_packed_attention
 from prl.trainer.lm_head import EAGER, compiled_kernels, install_chunked_head, shift_right
-from prl.trainer.recompute import prepare_layers
+from prl.trainer.recompute import check_compiler, prepare_layers
 from prl.trainer.zero import initialise_shards
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def load_policy(
     from transformers.initialization import no_init_weights
     from transformers.utils.logging import disable_progress_bar
 
+    if trainer.compile:
+        check_compiler(device)
     disable_progress_bar()
     path = resolve_model_path(model)
     dtype = compute_dtype(trainer, device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -43,6 +46,16 @@ def prepare_layers(
         saving = _where_saved(trainer.offload_activations)
         for layer in layers:
             layer.forward = partial(_checkpointed, saving, layer.forward)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises ValueError where torch would find no compiler for what it makes of layers on a CPU."""
+    wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if device.type == "cpu" and shutil.which(wanted) is None:
+        raise ValueError(
+            f"trainer.compile=true: on CPUs torch needs a C++ compiler, and {wanted} is not there; "
+            "install it, name another in the variable CXX, or set trainer.compile=false"
+        )
 
 
 def decoder_layers(policy: PreTrainedModel) -> list[Any]:

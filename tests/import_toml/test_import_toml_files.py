@@ -153,7 +153,7 @@ def test_many_nodes(tmp_path: Path, monkeypatch, capsys) -> None:
         "module load cuda",
     )
     assert (cluster.max_requeues, cluster.job_name, cluster.gpus_per_node) == (5, "selfplay", 8)
-    assert (config.zero.stage, config.trainer.compile) == (2, True)
+    assert (config.zero.stage, config.trainer.compile) == (3, True)
     assert config.env["kuhn_poker"].agents == {"player0": {"max_turns": 4}}
     assert (config.algo.name, config.algo.decay) == ("rae", 0.9)
 

@@ -39,12 +39,15 @@ def gradients(policy: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return hidden.detach(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_layers_compile_once_and_give_the_plain_gradients(recompute: str) -> None:
+@pytest.mark.parametrize(
+    ("recompute", "offload"), [("none", False), ("selective", False), ("full", False), ("full", True)]
+)
+def test_layers_compile_once_and_give_the_plain_gradients(recompute: str, offload: bool) -> None:
     expected_hidden, expected = gradients(make_policy())
     policy = make_policy()
     backend = CompileCounterWithBackend("aot_eager")
-    prepare_layers(policy, TrainerConfig(recompute=recompute, compile=True), backend)
+    settings = TrainerConfig(recompute=recompute, offload_activations=offload, compile=True)
+    prepare_layers(policy, settings, backend)
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         hidden, found = gradients(policy)
     assert 1 <= backend.frame_count <= 3, "one graph for all layers, but for a break inside"

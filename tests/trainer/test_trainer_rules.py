@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from prl.config.compose import compose_job
 from prl.config.errors import ConfigErrors
 from prl.config.training import AdamWConfig, TrainerConfig, ZeroConfig
-from prl.trainer.recompute import prepare_layers
+from prl.trainer.recompute import check_compiler, prepare_layers
 from prl.trainer.zero import deepspeed_config
 
 FULL = "trainer.recompute=full"
@@ -22,7 +23,7 @@ OFFLOAD = "trainer.offload_activations=true"
     ("words", "message"),
     [
         ([OFFLOAD], "trainer.offload_activations = true: nothing is computed again"),
-        ([OFFLOAD, FULL, "trainer.compile=true"], "compiled layers would fall apart"),
+        ([OFFLOAD, "trainer.recompute=selective", "trainer.compile=true"], "layers would fall apart"),
         (["lora=r16", "lora.targets=[]"], "no layer would get an adapter"),
         (["lora=r8", "model.random_init=true", "ckpt=end"], "random weights beneath them would be lost"),
         (["lora=r8", "lora.publish=full"], "lora.publish"),
@@ -60,6 +61,22 @@ def test_adapters_of_experts_are_published_merged(tmp_path: Path) -> None:
     assert compose_job("sft", words).lora.publish == "adapter"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     assert compose_job("rl", words).lora.targets[-1] == "experts"
+
+
+def test_whole_layers_are_compiled_and_offloaded_together() -> None:
+    assert compose_job("rl", [OFFLOAD, FULL, "trainer.compile=true", "zero=3"]).trainer.offload_activations
+
+
+def test_compilation_needs_a_compiler_on_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(
+        ValueError, match=r"trainer\.compile=true: .* C\+\+ compiler.*name another in the variable CXX"
+    ):
+        check_compiler(torch.device("cpu"))
+    check_compiler(torch.device("cuda"))
+    monkeypatch.setenv("CXX", sys.executable)
+    check_compiler(torch.device("cpu"))
 
 
 def test_models_without_the_usual_layers_are_refused() -> None:
