@@ -141,6 +141,7 @@ def import_deepspeed() -> ModuleType:
     with _absent("mlflow"):
         import deepspeed
         from deepspeed.runtime import bf16_optimizer, compiler
+        from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator
     compile_kernel = compiler.compile
     compiler.compile = lambda *_, **__: lambda kernel: kernel
     try:
@@ -153,6 +154,9 @@ def import_deepspeed() -> ModuleType:
     deepspeed.utils.logger.propagate = True
     # It prints the memory in use four times for every engine in bfloat16.
     bf16_optimizer.see_memory_usage = lambda *_, **__: None
+    # For each weight that comes or goes it asks four times for its rank, to decide not to print.
+    for sharding in (partition_parameters, partitioned_param_coordinator):
+        sharding.print_rank_0 = lambda *_, **__: None
     # It calls collectives by names that newer releases of torch deprecate: one warning for each call.
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -32,6 +32,7 @@ from prl.trainer.routing import RouterWatch
 from prl.trainer.schedulers import build_schedule
 from prl.trainer.sequence_parallel import check_sequence, join_sequence_group
 from prl.trainer.sharded_layers import forget_engine, layer_buckets, shard_by_layers
+from prl.trainer.sharded_norm import spare_the_sharded_norm
 from prl.trainer.zero import check_zero, deepspeed_config, effective_stage, shard_as_built
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class TrainEngine:
             dist_init_required=False,
         )
         spare_the_bf16_step(self.deepspeed, world.size)
+        spare_the_sharded_norm(self.deepspeed)
         if from_files and (straight or dtype != torch.float32):
             self._read_weights(resolve_model_path(config.model), always=straight)
         if isinstance(self.optimizer, Muon) and self.stage:
