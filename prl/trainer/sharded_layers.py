@@ -42,7 +42,7 @@ def shard_by_layers(policy: PreTrainedModel) -> None:
 
     for layer in usual_layers(policy):
         set_z3_leaf_module(layer, True)
-        layer.register_forward_pre_hook(_expect_gradient)
+        layer.register_forward_pre_hook(_expect_gradient, with_kwargs=True)
         layer.forward = partial(_forget_weights, layer, layer.forward)
 
 
@@ -69,15 +69,25 @@ def forget_engine(policy: PreTrainedModel) -> None:
     inspect.getclosurevars(cached).nonlocals["func"].cache_clear()
 
 
-def _expect_gradient(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    """Let the input of a layer want a gradient although nothing before it is trained.
+def _expect_gradient(
+    layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Let the input of a layer want a gradient although nothing before it is trained, and come first.
 
     To DeepSpeed a leaf's backward is over when its input has its gradient: at once where that wants none, and
-    then the layer's own weights have theirs too late.
+    then the layer's own weights have theirs too late. It sees no input that is passed by its name. Raises
+    ValueError for a layer whose input is not found.
     """
-    if not torch.is_grad_enabled() or inputs[0].requires_grad:
+    if not torch.is_grad_enabled():
         return None
-    return inputs[0].detach().requires_grad_(), *inputs[1:]
+    if not inputs and "hidden_states" in named:
+        named = dict(named)
+        inputs = (named.pop("hidden_states"),)
+    if not inputs or not isinstance(inputs[0], Tensor):
+        kind = type(layer).__name__
+        raise ValueError(f"zero=3: the input of {kind} is not its first argument; use zero=1 or zero=2")
+    first = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
+    return (first, *inputs[1:]), named
 
 
 def _forget_weights(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

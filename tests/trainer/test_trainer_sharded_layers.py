@@ -22,6 +22,7 @@ from trainer_lab import IPO, make_config, make_model, make_sequences, pack, refe
 
 from prl.config import training
 from prl.trainer import model as policy_model
+from prl.trainer.attention import register_packed_attention
 from prl.trainer.distributed import World
 from prl.trainer.engine import TrainEngine
 from prl.trainer.lm_head import EAGER
@@ -118,6 +119,29 @@ def test_all_sharded_layers_share_one_graph(
     assert backend.frame_count == 2 and not counters["graph_break"], "one for layers, one for the norm"
 
 
+def test_a_layer_that_forward_never_reaches_changes_nothing(model_dir: Path, world: World) -> None:
+    """As those of a vision tower, beside which text alone is trained: their backward never comes."""
+    from transformers import AutoModelForCausalLM
+
+    settings = training.TrainerConfig(lm_head_chunk=5, dtype="float32")
+    found = []
+    for stage in (1, 3):
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model_dir, attn_implementation=register_packed_attention()
+        )
+        policy = policy_model.make_policy(loaded, settings)
+        policy.tower = type(policy.model.layers[0])(policy.config, 0)
+        config = make_config(model_dir, ADAMW, zero=training.ZeroConfig(stage=stage), trainer=settings)
+        engine = TrainEngine(config, world, None, model=policy)
+        metrics = [train_step(engine, [pack(s[:2]), pack(s[2:])], IPO, i) for i, s in enumerate(STEPS, 1)]
+        weights = {n: t.clone() for n, t in engine.full_tensors() if not n.startswith("tower")}
+        found.append(([m[key] for m in metrics for key in ("loss/mean", "optim/grad_norm")], weights))
+        engine.close()
+    (expected, weights), (mine, sharded) = found
+    assert mine == pytest.approx(expected, rel=1e-5)
+    assert all(torch.allclose(sharded[name], tensor, rtol=0, atol=1e-6) for name, tensor in weights.items())
+
+
 class Half(nn.Module):
     """Uses one weight by halves, as fused projections are, and one as it is."""
 
@@ -163,11 +187,25 @@ def test_backward_without_the_weights_is_an_error() -> None:
 
 def test_only_an_input_without_a_gradient_is_given_one() -> None:
     module, frozen, other = nn.Linear(2, 2), torch.ones(2), object()
-    made = _expect_gradient(module, (frozen, other))
-    assert made is not None and made[0].requires_grad and made[1] is other and not frozen.requires_grad
-    assert _expect_gradient(module, (torch.ones(2, requires_grad=True),)) is None
+    made = _expect_gradient(module, (frozen, other), {})
+    assert made is not None
+    (first, second), _ = made
+    assert first.requires_grad and second is other and not frozen.requires_grad
+    learned = torch.ones(2, requires_grad=True)
+    assert _expect_gradient(module, (learned,), {"mask": other}) == ((learned,), {"mask": other})
     with torch.no_grad():
-        assert _expect_gradient(module, (frozen,)) is None
+        assert _expect_gradient(module, (frozen,), {}) is None
+
+
+def test_an_input_passed_by_name_is_put_first() -> None:
+    """To DeepSpeed it would not be there, and backward over before it began."""
+    module, learned = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    named = {"hidden_states": learned, "mask": None}
+    assert _expect_gradient(module, (), named) == ((learned,), {"mask": None})
+    assert "hidden_states" in named
+    for inputs in ((), (None,)):
+        with pytest.raises(ValueError, match="zero=3: the input of Linear is not its first argument"):
+            _expect_gradient(module, inputs, {"x": learned})
 
 
 def test_a_layer_is_the_measure_of_what_is_gathered_and_reduced(tmp_path: Path) -> None:
