@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,30 +83,43 @@ class TrainEngine:
         self.publishes_adapter = config.lora.rank > 0 and config.lora.publish == "adapter"
         dtype = compute_dtype(config.trainer, world.device)
         self.stage = effective_stage(config.zero, dtype)
-        deepspeed = import_deepspeed()
-        self._gathered = deepspeed.zero.GatheredParameters
+        self._gathered = import_deepspeed().zero.GatheredParameters
         settings = deepspeed_config(config.zero, config.optim, dtype, on_gpu=world.device.type == "cuda")
-        from_files = model is None and not config.model.random_init
         straight = model is None and self.stage == 3
         sharded = partial(shard_as_built, settings, dtype) if straight else None
         self.model = model or load_policy(config.model, config.trainer, world.device, config.seed, sharded)
-        self.model.to(world.device)
-        install_lora(self.model, config.lora, config.seed)
-        if self.stage == 3:
-            shard_by_layers(self.model)
-            settings["zero_optimization"] |= layer_buckets(self.model)
-        if world.sequence > 1:
-            check_sequence(self.model.config, world.sequence)
-            self.model.sequence_group = join_sequence_group(world)
+        self._prepare_model(config)
         self.saver = BackgroundSaver()
         self.routing = RouterWatch(self.model, world.sequence_rank)
         self.cost = model_cost(self.model.config)
         self.optimizer: Optimizer = build_optimizer(config.optim, self.model)
+        self._start_deepspeed(settings)
+        if model is None and not config.model.random_init and (straight or dtype != torch.float32):
+            self._read_weights(resolve_model_path(config.model), always=straight)
+        if isinstance(self.optimizer, Muon) and self.stage:
+            bind_layouts(self.optimizer, self.deepspeed.optimizer, self.stage)
+
+    def _prepare_model(self, config: RlConfig | SftConfig) -> None:
+        """What a model needs before an optimizer sees its parameters."""
+        self.model.to(self.device)
+        install_lora(self.model, config.lora, config.seed)
+        if self.stage == 3:
+            shard_by_layers(self.model)
+        if self.world.sequence > 1:
+            check_sequence(self.model.config, self.world.sequence)
+            self.model.sequence_group = join_sequence_group(self.world)
+
+    def _start_deepspeed(self, settings: dict[str, Any]) -> None:
+        """DeepSpeed around model and optimizer; what runs before an update is told to the optimizer first."""
+        import deepspeed
+
         self._veto: Callable[[], None] = _no_veto
         self.optimizer.register_step_pre_hook(lambda *_: self._veto())
         self._stage_0_norm = math.nan
         if self.stage == 0:
             self.optimizer.register_step_pre_hook(self._clip_at_stage_0)
+        if self.stage == 3:
+            settings["zero_optimization"] |= layer_buckets(self.model)
         self.deepspeed, *_ = deepspeed.initialize(
             model=self.model,
             model_parameters=[p for p in self.model.parameters() if p.requires_grad],
@@ -114,12 +127,8 @@ class TrainEngine:
             config=settings,
             dist_init_required=False,
         )
-        spare_the_bf16_step(self.deepspeed, world.size)
+        spare_the_bf16_step(self.deepspeed, self.world.size)
         spare_the_sharded_norm(self.deepspeed)
-        if from_files and (straight or dtype != torch.float32):
-            self._read_weights(resolve_model_path(config.model), always=straight)
-        if isinstance(self.optimizer, Muon) and self.stage:
-            bind_layouts(self.optimizer, self.deepspeed.optimizer, self.stage)
 
     def _read_weights(self, directory: Path, *, always: bool) -> None:
         """Fill the float32 masters from the files: what went through the compute type has lost precision."""
