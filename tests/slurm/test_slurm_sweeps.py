@@ -55,10 +55,11 @@ def app(cluster: Any) -> Callable[..., list[str]]:
 
 
 def job_in(cluster: Any) -> str:
+    """The number of the array: an element that runs has one of its own beside it."""
     found: list[str] = []
 
     def there() -> bool:
-        found[:] = cluster.run(["squeue", "--noheader", "-o", "%A"]).stdout.split()
+        found[:] = cluster.run(["squeue", "--noheader", "-o", "%F"]).stdout.split()
         return bool(found)
 
     cluster.wait(there)
