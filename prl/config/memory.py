@@ -33,12 +33,18 @@ HEAD_BYTES_FUSED, HEAD_BYTES = 8, 20
 """Bytes for each logit of such a block: in the compiled kernels, and step by step without them."""
 REDUCE_BUCKET = 500_000_000
 """Gradients that ZeRO 2 collects before it sends them; two buckets take turns."""
-REDUCE_AT_LEAST = 1 << 26
-"""ZeRO 3 sends the gradients of a layer together, or so many elements if a layer has less."""
-LIVE_AT_LEAST = 1_000_000_000
-"""Gathered elements that ZeRO 3 may leave until they are used again, or three layers if these are more."""
 MOMENTS = {"adamw": 2, "sgd": 1, "muon": 1, "sign_sgd": 0}
 """Float32 values that an optimizer keeps for each parameter, beside the master copy."""
+
+
+def reduced_together(layer: int) -> int:
+    """Elements of gradients that ZeRO 3 sends in one piece, where the largest layer has `layer`."""
+    return max(1 << 26, layer)
+
+
+def left_gathered(layer: int) -> int:
+    """Elements of gathered weights that ZeRO 3 may leave until they are used again."""
+    return max(1_000_000_000, 3 * layer)
 
 
 class Kept(NamedTuple):
@@ -222,8 +228,8 @@ def _buffers(sizes: Sizes, stage: int, ranks: int, width: int, adapters: bool) -
         alone = 0 if adapters else sizes.vocabulary * sizes.hidden  # too large for a bucket
         return 2 * REDUCE_BUCKET * width + alone * FLOAT32
     layer = sizes.layer_parameters
-    gathered = min(sizes.parameters, max(LIVE_AT_LEAST, 3 * layer)) if ranks > 1 else 0
-    return max(REDUCE_AT_LEAST, layer) * FLOAT32 + gathered * width
+    gathered = min(sizes.parameters, left_gathered(layer)) if ranks > 1 else 0
+    return reduced_together(layer) * FLOAT32 + gathered * width
 
 
 def engine_need(config: Any, sizes: Sizes, on_gpu: bool, device_bytes: float | None) -> Need:

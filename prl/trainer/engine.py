@@ -103,8 +103,6 @@ class TrainEngine:
         """What a model needs before an optimizer sees its parameters."""
         self.model.to(self.device)
         install_lora(self.model, config.lora, config.seed)
-        if self.stage == 3:
-            shard_by_layers(self.model)
         if self.world.sequence > 1:
             check_sequence(self.model.config, self.world.sequence)
             self.model.sequence_group = join_sequence_group(self.world)
@@ -119,6 +117,7 @@ class TrainEngine:
         if self.stage == 0:
             self.optimizer.register_step_pre_hook(self._clip_at_stage_0)
         if self.stage == 3:
+            shard_by_layers(self.model)
             settings["zero_optimization"] |= layer_buckets(self.model)
         self.deepspeed, *_ = deepspeed.initialize(
             model=self.model,

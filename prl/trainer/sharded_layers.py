@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from prl.config.memory import LIVE_AT_LEAST, REDUCE_AT_LEAST
+from prl.config.memory import left_gathered, reduced_together
 from prl.trainer.recompute import usual_layers
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def shard_by_layers(policy: PreTrainedModel) -> None:
     for layer in usual_layers(policy):
         set_z3_leaf_module(layer, True)
         layer.register_forward_pre_hook(_expect_gradient, with_kwargs=True)
-        layer.forward = partial(_forget_weights, layer, layer.forward)
+        layer.forward = partial(_forget_weights, list(layer.parameters()), layer.forward)
 
 
 def layer_buckets(policy: PreTrainedModel) -> dict[str, int]:
@@ -54,8 +54,8 @@ def layer_buckets(policy: PreTrainedModel) -> dict[str, int]:
         return {}
     return {
         "stage3_prefetch_bucket_size": largest,
-        "stage3_max_live_parameters": max(LIVE_AT_LEAST, 3 * largest),
-        "reduce_bucket_size": max(REDUCE_AT_LEAST, largest),
+        "stage3_max_live_parameters": left_gathered(largest),
+        "reduce_bucket_size": reduced_together(largest),
     }
 
 
@@ -90,13 +90,15 @@ def _expect_gradient(
     return (first, *inputs[1:]), named
 
 
-def _forget_weights(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`forward`, of which autograd keeps no gathered weight: compiled code saves views of them.
+def _forget_weights(
+    weights: list[nn.Parameter], forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """`forward`, of which autograd keeps none of the gathered `weights`: compiled code saves views of them.
 
     DeepSpeed gathers them again before backward.
     """
     gathered: dict[int, list[nn.Parameter]] = defaultdict(list)
-    for weight in layer.parameters():
+    for weight in weights:
         gathered[weight.untyped_storage().data_ptr()].append(weight)
 
     def pack(tensor: Tensor) -> Tensor | View:

@@ -24,6 +24,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[distributed.Worl
     distributed.leave(joined)
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing compiled or counted before, and nothing left for the next test."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 with tied embeddings."""

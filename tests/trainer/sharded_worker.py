@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from trainer_lab import make_config, make_sequences
-from zero_worker import compile_without_a_compiler
+from trainer_lab import make_config, make_sequences, without_a_compiler
 
 from launchers.role import end_now
 from prl.config import training
 from prl.trainer import distributed
+from prl.trainer import model as policy_model
 from prl.trainer.engine import TrainEngine
 from prl.trainer.recompute import usual_layers
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    compile_without_a_compiler()
+    vars(policy_model).update(without_a_compiler())
     job = json.loads(Path(sys.argv[1]).read_text())
     world = distributed.join(int(os.environ["RANK"]), 2, Path(job["out"]) / "store", timeout=60)
     found = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from trainer_lab import (
     IPO,
+    assert_equal,
     make_config,
     make_sequences,
     pack,
@@ -46,14 +47,6 @@ def run(config: RlConfig, world: World, steps: list[list[MicroBatch]]) -> dict[s
         "weights": weights,
         "metrics": metrics,
     }
-
-
-def assert_equal(mine: dict[str, Any], reference: dict[str, Any]) -> None:
-    assert mine["losses"] == pytest.approx(reference["losses"], abs=1e-6)
-    assert mine["norms"] == pytest.approx(reference["norms"], rel=1e-5)
-    assert mine["weights"].keys() == reference["weights"].keys()
-    for name, weight in reference["weights"].items():
-        assert (mine["weights"][name] - weight).abs().max() < 1e-5, name
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,7 @@ def gradients(policy: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return hidden.detach(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_layers_compile_once_and_give_the_plain_gradients(recompute: str, tmp_path: Path) -> None:
     """Ten layers: dynamo would leave the ninth graph of a function uncompiled."""
@@ -150,13 +151,10 @@ def test_layers_compile_once_and_give_the_plain_gradients(recompute: str, tmp_pa
         install_lora(policy, training.LoraConfig(rank=3), 0)
         disturb(policy)
     expected_hidden, expected = gradients(policies[0])
-    torch._dynamo.reset()
-    counters.clear()
     backend = CompileCounterWithBackend("aot_eager")
     prepare_layers(policies[1], training.TrainerConfig(recompute=recompute, compile=True), backend)
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         hidden, found = gradients(policies[1])
-    torch._dynamo.reset()
     assert 1 <= backend.frame_count <= 3 and not counters["graph_break"]
     torch.testing.assert_close(hidden, expected_hidden)
     assert found.keys() == expected.keys() and any("experts.lora_A_up_proj" in name for name in found)

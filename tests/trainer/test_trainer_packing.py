@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_lab import load_reference, make_sequences, pack, sequence_logprobs
+from trainer_lab import load_reference, make_sequences, pack, sequence_logprobs, without_a_compiler
 
 from prl.config.training import ModelConfig, TrainerConfig
 from prl.records import MicroBatch
 from prl.trainer.attention import PACKED, packed_attention
-from prl.trainer.lm_head import EAGER
 from prl.trainer.model import attention_name, load_policy
 
 CPU = torch.device("cpu")
@@ -105,6 +104,7 @@ def test_recomputation_gives_the_same_gradient(model_dir: Path, recompute: str, 
         torch.testing.assert_close(plain, recomputed)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_compiled_layers_give_the_same_gradient_and_one_document_is_one_graph(
     model_dir: Path, recompute: str, monkeypatch: pytest.MonkeyPatch
@@ -112,13 +112,8 @@ def test_compiled_layers_give_the_same_gradient_and_one_document_is_one_graph(
     """Without code generation: what is compiled is what counts. A row of one document has no break."""
     from torch._dynamo.utils import counters
 
-    compile_module = torch.nn.Module.compile
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda module: compile_module(module, backend="aot_eager")
-    )
-    monkeypatch.setattr("prl.trainer.model.compiled_kernels", lambda: EAGER)
-    torch._dynamo.reset()
-    counters.clear()
+    for name, stand_in in without_a_compiler().items():
+        monkeypatch.setattr(f"prl.trainer.model.{name}", stand_in)
     rows = [pack(SEQUENCES[:1]), pack(SEQUENCES[:3])]
     model = policy(model_dir, compile=True, recompute=recompute)
     forward(model, rows[0])[0].sum().backward()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,24 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.multiprocessing.reductions import StorageWeakRef
-from trainer_lab import IPO, make_config, make_model, make_sequences, pack, reference_run, spawn
+from trainer_lab import (
+    IPO,
+    assert_equal,
+    make_config,
+    make_model,
+    make_sequences,
+    pack,
+    reference_run,
+    run_of_ranks,
+    spawn,
+    without_a_compiler,
+)
 
 from prl.config import training
 from prl.trainer import model as policy_model
 from prl.trainer.attention import register_packed_attention
 from prl.trainer.distributed import World
 from prl.trainer.engine import TrainEngine
-from prl.trainer.lm_head import EAGER
-from prl.trainer.recompute import prepare_layers
 from prl.trainer.sharded_layers import _expect_gradient, _forget_weights, layer_buckets
 from prl.trainer.step import train_step
 
@@ -34,12 +41,7 @@ RECOMPUTE = ("none", "selective", "full")
 STEPS = [make_sequences(seed, KINDS) for seed in range(4)]
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def rows_of_ranks(sequences: list[Any], ranks: int) -> list[list[dict[str, Any]]]:
@@ -60,18 +62,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def reference(model_dir: Path) -> dict[str, Any]:
+    return reference_run(model_dir, STEPS, adamw64, max_norm=1.0)
+
+
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_compiled_layers_on_two_ranks_equal_the_float64_loop(
-    recompute: str, pair: Path, model_dir: Path
+    recompute: str, pair: Path, reference: dict[str, Any]
 ) -> None:
-    expected = reference_run(model_dir, STEPS, adamw64, max_norm=1.0)
-    metrics = json.loads((pair / f"{recompute}.json").read_text())
-    assert [m["loss/mean"] for m in metrics] == pytest.approx(expected["losses"], abs=1e-6)
-    assert [m["optim/grad_norm"] for m in metrics] == pytest.approx(expected["norms"], rel=1e-5)
-    weights = load_file(pair / f"{recompute}.safetensors")
-    assert weights.keys() == expected["weights"].keys()
-    for name, weight in expected["weights"].items():
-        assert (weights[name] - weight).abs().max() < 1e-5, name
+    assert_equal(run_of_ranks(pair, recompute), reference)
 
 
 def test_adapters_of_the_first_layer_learn_where_nothing_before_it_does(pair: Path, model_dir: Path) -> None:
@@ -82,15 +82,16 @@ def test_adapters_of_the_first_layer_learn_where_nothing_before_it_does(pair: Pa
     assert all(torch.allclose(sharded[name], tensor, rtol=0, atol=1e-5) for name, tensor in plain.items())
 
 
-def test_secondary_partitions_of_half_the_ranks_change_nothing(tmp_path: Path, model_dir: Path) -> None:
+def test_secondary_partitions_of_half_the_ranks_change_nothing(
+    tmp_path: Path, model_dir: Path, reference: dict[str, Any]
+) -> None:
     """hpZ over two of four ranks: a layer's weights then come from a part that is not the master's."""
     common = {"stage": 3, "dtype": "float32", "optim": "adamw", "rows": [rows_of_ranks(s, 4) for s in STEPS]}
     cases = {"plain": common, "hpz": {**common, "hpz": 2}}
     spawn(tmp_path, "zero_worker.py", 4, {"model": str(model_dir), "world": 4, "cases": cases})
     plain, hpz = (load_file(tmp_path / f"{name}.safetensors") for name in cases)
     assert all(torch.allclose(hpz[name], tensor, rtol=0, atol=1e-6) for name, tensor in plain.items())
-    expected = reference_run(model_dir, STEPS, adamw64, max_norm=1.0)["weights"]
-    assert all((plain[name] - weight).abs().max() < 1e-5 for name, weight in expected.items())
+    assert_equal(run_of_ranks(tmp_path, "plain"), reference)
 
 
 def test_no_gathered_weight_is_there_between_forward_and_backward(tmp_path: Path, model_dir: Path) -> None:
@@ -105,9 +106,8 @@ def test_all_sharded_layers_share_one_graph(
 ) -> None:
     """Ten of them: dynamo would leave the ninth graph of a function uncompiled."""
     backend = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(policy_model, "prepare_layers", partial(prepare_layers, backend=backend))
-    monkeypatch.setattr(policy_model, "compiled_kernels", lambda: EAGER)
-    monkeypatch.setattr(policy_model, "check_compiler", lambda _: None)
+    for name, stand_in in without_a_compiler(backend).items():
+        monkeypatch.setattr(policy_model, name, stand_in)
     settings = training.TrainerConfig(lm_head_chunk=5, dtype="float32", recompute=recompute, compile=True)
     zero = training.ZeroConfig(stage=3, param_persistence_threshold=0)
     model = make_model(tmp_path / "model", num_hidden_layers=10)
@@ -160,10 +160,10 @@ class Half(nn.Module):
 def test_weights_that_come_and_go_give_the_plain_gradients(backend: str | None) -> None:
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), requires_grad=True)
     plain, module = Half(), Half()
-    (expected,) = torch.autograd.grad(plain(x).square().sum(), x, retain_graph=False)
-    plain(x.detach()).square().sum().backward()
+    same = x.detach().requires_grad_()
+    plain(same).square().sum().backward()
     forward = module.forward if backend is None else torch.compile(module.forward, backend=backend)
-    output = _forget_weights(module, forward, x)
+    output = _forget_weights(list(module.parameters()), forward, x)
     kept = {weight: weight.detach().clone() for weight in module.parameters()}
     gathered = [StorageWeakRef(weight.untyped_storage()) for weight in kept]
     for weight in kept:
@@ -172,14 +172,15 @@ def test_weights_that_come_and_go_give_the_plain_gradients(backend: str | None) 
     for weight, values in kept.items():
         weight.data = torch.cat([values.new_ones(3), values.flatten()])[3:].view_as(values)
     output.square().sum().backward()
-    torch.testing.assert_close(x.grad, expected)
+    torch.testing.assert_close(x.grad, same.grad)
     torch.testing.assert_close(module.fused.grad, plain.fused.grad)
     torch.testing.assert_close(module.gain.grad, plain.gain.grad)
 
 
 def test_backward_without_the_weights_is_an_error() -> None:
     module = Half()
-    output = _forget_weights(module, module.forward, torch.ones(1, 4, requires_grad=True))
+    x = torch.ones(1, 4, requires_grad=True)
+    output = _forget_weights(list(module.parameters()), module.forward, x)
     module.fused.data = torch.empty(0)
     with pytest.raises(RuntimeError, match="storage"):
         output.sum().backward()

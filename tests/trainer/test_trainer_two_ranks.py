@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_trainer_exact import KINDS, Muon64, adamw64
-from trainer_lab import make_sequences, pack, reference_run, spawn
+from trainer_lab import assert_equal, make_sequences, pack, reference_run, run_of_ranks, spawn
 
 from prl.records import MicroBatch
 
@@ -72,14 +72,9 @@ def test_two_ranks_equal_the_reference(
     results: Path,
     reference: dict[str, Any],
 ) -> None:
-    metrics = json.loads((results / f"{optim}{stage}.json").read_text())
-    expected = reference[optim]
-    assert [m["loss/mean"] for m in metrics] == pytest.approx(expected["losses"], abs=loss_error)
-    assert [m["optim/grad_norm"] for m in metrics] == pytest.approx(expected["norms"], rel=1e-4)
-    weights = load_file(results / f"{optim}{stage}.safetensors")
-    assert weights.keys() == expected["weights"].keys()
-    for name, weight in expected["weights"].items():
-        assert (weights[name] - weight).abs().max() < weight_error, name
+    mine = run_of_ranks(results, f"{optim}{stage}")
+    errors = {"loss_error": loss_error, "norm_error": 1e-4, "weight_error": weight_error}
+    assert_equal(mine, reference[optim], **errors)
 
 
 def test_secondary_partitions_and_recomputation_change_nothing(results: Path) -> None:

@@ -11,11 +11,14 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from prl.config import loss, training
 from prl.config.schema import RlConfig
@@ -207,6 +210,32 @@ def reference_run(
     return {"losses": losses, "norms": norms, "weights": dict(model.named_parameters())}
 
 
+def run_of_ranks(directory: Path, case: str) -> dict[str, Any]:
+    """What the ranks of `zero_worker.py` left of a case, in the form of `reference_run`."""
+    metrics = json.loads((directory / f"{case}.json").read_text())
+    return {
+        "losses": [m["loss/mean"] for m in metrics],
+        "norms": [m["optim/grad_norm"] for m in metrics],
+        "weights": load_file(directory / f"{case}.safetensors"),
+    }
+
+
+def assert_equal(
+    mine: dict[str, Any],
+    reference: dict[str, Any],
+    *,
+    loss_error: float = 1e-6,
+    norm_error: float = 1e-5,
+    weight_error: float = 1e-5,
+) -> None:
+    """Losses and weights to an absolute error, norms to a relative one."""
+    assert mine["losses"] == pytest.approx(reference["losses"], abs=loss_error)
+    assert mine["norms"] == pytest.approx(reference["norms"], rel=norm_error)
+    assert mine["weights"].keys() == reference["weights"].keys()
+    for name, weight in reference["weights"].items():
+        assert (mine["weights"][name] - weight).abs().max() < weight_error, name
+
+
 def reference_steps(
     model: torch.nn.Module,
     steps: list[list[MicroBatch]],
@@ -227,6 +256,21 @@ def reference_steps(
         optimizer.step()
         losses.append(float(value.detach()))
     return losses, norms
+
+
+def without_a_compiler(backend: Any = "aot_eager") -> dict[str, Any]:
+    """What to put into `prl.trainer.model` so that `trainer.compile` works everywhere.
+
+    Layers are traced and taken apart into forward and backward as ever; torch's own kernels run them.
+    """
+    from prl.trainer.lm_head import EAGER
+    from prl.trainer.recompute import prepare_layers
+
+    return {
+        "prepare_layers": partial(prepare_layers, backend=backend),
+        "compiled_kernels": lambda: EAGER,
+        "check_compiler": lambda _: None,
+    }
 
 
 def spawn(

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from trainer_lab import IPO, make_config
+from trainer_lab import IPO, make_config, without_a_compiler
 
 from launchers.role import end_now
 from prl.config import training
 from prl.records import MicroBatch
 from prl.trainer import distributed, model
 from prl.trainer.engine import TrainEngine
-from prl.trainer.lm_head import EAGER
-from prl.trainer.recompute import prepare_layers
 from prl.trainer.step import train_step
 
 OPTIMIZERS = {
@@ -28,16 +25,9 @@ OPTIMIZERS = {
 }
 
 
-def compile_without_a_compiler() -> None:
-    """Layers are traced and taken apart into forward and backward as ever; torch's own kernels run them."""
-    model.prepare_layers = partial(prepare_layers, backend="aot_eager")
-    model.compiled_kernels = lambda: EAGER
-    model.check_compiler = lambda _: None
-
-
 def main() -> None:
     torch.set_num_threads(1)
-    compile_without_a_compiler()
+    vars(model).update(without_a_compiler())
     job = json.loads(Path(sys.argv[1]).read_text())
     out = Path(job["out"])
     world = distributed.join(int(os.environ["RANK"]), job["world"], out / "store", timeout=60)
